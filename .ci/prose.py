@@ -1,11 +1,14 @@
-"""Finds hard sentences in the documents: patterns that a reader has to translate, long sentences, wide lines.
+"""Finds hard sentences in documents, docstrings and help: patterns that a reader has to translate, and long sentences.
 
 Prints `file:line: pattern: words` for each hit and exits with 1 if there is any. It leaves out code and comments, and
-looks for fewer patterns in the cells of tables. `python .ci/prose.py FILE ...` reads other files than all documents.
+looks for fewer patterns in the cells of tables and in the entries of `Args:` and the like.
+`python .ci/prose.py FILE ...` reads other files than all documents and modules.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import sys
 from collections import Counter
@@ -16,6 +19,7 @@ from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ("*.md", "benches/*.md", "deploy/*.md", "docs/**/*.md", "examples/*.md")
+MODULES = "python/recstore_ops/**/*.py"
 
 MOST_WORDS = {"README.md": 1_600, "docs/design.md": 5_000}
 """The length of a document as `wc -w` counts it, with code and tables."""
@@ -36,6 +40,9 @@ PATTERNS = {
 """What is wrong with a sentence, whatever the case of its letters."""
 OF_SENTENCES = ("fronted of", "fronted clause")
 """Patterns that do not count in the cells of tables, which are no sentences."""
+
+PHRASE_PATTERNS = [name for name in PATTERNS if name not in OF_SENTENCES]
+SECTION = re.compile(r"(?:Args|Attributes|Raises|Returns|Yields|Example|Examples|Source):")
 
 PLACES = (
     r"address|branch|cores?|directory|document|file|folder|from|host|line|loop|machine|paragraph|part|places?|points?"
@@ -79,12 +86,12 @@ def main(names: Sequence[str]) -> int:
 
 
 def documents() -> list[Path]:
-    return sorted(chain.from_iterable(ROOT.glob(pattern) for pattern in DOCUMENTS))
+    return sorted(chain.from_iterable(ROOT.glob(pattern) for pattern in (*DOCUMENTS, MODULES)))
 
 
 def hits(document: str, text: str) -> Iterator[Hit]:
-    """Yields all that is wrong with a document."""
-    checks = (_length, _wide_lines, _hard_sentences, _hard_cells)
+    """Yields all that is wrong with a document, or with the texts of a module that users read."""
+    checks = (_hard_docstrings,) if document.endswith(".py") else (_length, _wide_lines, _hard_sentences, _hard_cells)
     found = chain.from_iterable(check(document, text) for check in checks)
     return (hit for hit in found if (hit.document, hit.words) not in ALLOWED)
 
@@ -103,19 +110,48 @@ def _wide_lines(document: str, text: str) -> Iterator[Hit]:
 
 def _hard_sentences(document: str, text: str) -> Iterator[Hit]:
     for passage in passages(text):
-        for sentence in sentences(passage):
-            yield from _patterns(document, sentence, PATTERNS)
-            yield from _where_for_if(document, sentence)
-            count = len(re.findall(r"\S*\w\S*", sentence.text))
-            if count > LONGEST_SENTENCE:
-                yield Hit(document, sentence.line, "long sentence", f"{count} words: {_begin(sentence.text)} ...")
+        yield from _hard_passage(document, passage, PATTERNS)
+
+
+def _hard_passage(document: str, passage: Passage, names: Iterable[str]) -> Iterator[Hit]:
+    for sentence in sentences(passage):
+        yield from _patterns(document, sentence, names)
+        yield from _where_for_if(document, sentence)
+        count = len(re.findall(r"\S*\w\S*", sentence.text))
+        if count > LONGEST_SENTENCE:
+            yield Hit(document, sentence.line, "long sentence", f"{count} words: {_begin(sentence.text)} ...")
+
+
+def _hard_docstrings(document: str, text: str) -> Iterator[Hit]:
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case (
+                ast.Expr(ast.Constant(str() as words) as at)
+                | ast.keyword("help", ast.Constant(str() as words) as at)
+                | ast.Call(ast.Name("Option"), [ast.Constant(str() as words) as at, *_])
+            ):
+                found.extend(_hard_docstring(document, at.lineno, inspect.cleandoc(words)))
+    yield from sorted(found, key=lambda hit: hit.line)
+
+
+def _hard_docstring(document: str, line: int, text: str) -> Iterator[Hit]:
+    begin, kept, is_entry = line, list[str](), False
+    for number, each in enumerate([*text.splitlines(), ""], line):
+        is_next = re.match(r"    [\w.*]+(?: \([^)]*\))?: ", each)
+        if kept and (is_next or not each.strip() or each.endswith(":")):
+            passage = Passage(begin, _plain("\n".join(kept)))
+            yield from _hard_passage(document, passage, PHRASE_PATTERNS if is_entry else PATTERNS)
+            kept = []
+        if is_next or (each.strip() and not SECTION.fullmatch(each)):
+            begin, is_entry = (begin, is_entry) if kept else (number, is_next is not None)
+            kept.append(each[is_next.end() :] if is_next else each.strip())
 
 
 def _hard_cells(document: str, text: str) -> Iterator[Hit]:
-    names = [name for name in PATTERNS if name not in OF_SENTENCES]
     for number, line in _lines_of(text, "table"):
         for cell in re.split(r"(?<!\\)\|", line):
-            yield from _patterns(document, Passage(number, _plain(cell)), names)
+            yield from _patterns(document, Passage(number, _plain(cell)), PHRASE_PATTERNS)
 
 
 def _patterns(document: str, sentence: Passage, names: Iterable[str]) -> Iterator[Hit]:

@@ -171,15 +171,15 @@ class _Bags(NamedTuple):
     def backward(
         self, ctx: Any, grad: Tensor, weights_N: Tensor | None, rows_ND: Tensor | None, places: Tensor | None
     ) -> Tensor | None:
-        """Collects the gradients of the sums' rows, and returns that of their weights where `rows_ND` are given."""
+        """Collects the gradients of the sums' rows; if `rows_ND` are given, returns the gradient of their weights."""
         grad_BD = grad.to(torch.float32)
         self.collect(ctx, grad_BD, weights_N, places)
         return None if rows_ND is None else _weight_gradients(grad_BD, self.dims, self.offsets, self.on_tape(rows_ND))
 
     def on_tape(self, rows_ND: Tensor) -> Tensor:
-        """The rows that the gradient of the weights is made of, on the tape where that is differentiated again.
+        """The rows for the gradient of the weights, on the tape if that gradient is differentiated again.
 
-        Compiled graphs refuse that.
+        Compiled graphs refuse a second differentiation.
         """
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return rows_ND
@@ -350,9 +350,9 @@ class _RecStoreEBCFunction(Function):
 
 
 class _EagerEBCFunction(Function):
-    """As `_RecStoreEBCFunction`, with the handles of each feature as lists, and the rows where they are there already.
+    """As `_RecStoreEBCFunction`, with the handles of each feature as lists, and the rows if they were read already.
 
-    Autograd looks at every tensor that it is given, which takes longer than the lookup of a small batch.
+    Autograd examines each tensor that it gets, which takes longer than the lookup of a small batch.
     """
 
     @staticmethod

@@ -109,3 +109,32 @@ def test_the_exit_status_says_whether_there_is_a_hit(
     page.write_text("It tells. It tells.\n", encoding="utf-8")
     assert prose.main([str(page)]) == 1
     assert capsys.readouterr().out.splitlines() == [*["docs/page.md:1: told: tells"] * 2, "2 hits: 2 told"]
+
+
+MODULE = '''"""Nobody reads this."""
+COUNT: Annotated[int, Option("Tell a number.", least=0)]
+option(help="What it is.")
+
+
+def call(a, b):
+    """Calls.
+
+    Args:
+        a: of the one; where it is.
+        b: what it is.
+
+    Raises:
+        ValueError: it is of another kind.
+    """
+    raise ValueError("nobody told what it is of")
+'''
+
+
+def test_docstrings_and_help_are_read_and_nothing_else_of_a_module() -> None:
+    assert found(MODULE, "python/recstore_ops/call.py") == [
+        (1, "nobody", "Nobody"),
+        (2, "told", "Tell"),
+        (3, "fronted clause", "What"),
+        (10, "where for if", "one; where it is."),
+        (14, "belongs to", "is of"),
+    ]

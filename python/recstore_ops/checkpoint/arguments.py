@@ -1,4 +1,4 @@
-"""What saves and loads are given: how it is checked and handed to the store."""
+"""The arguments of saves and loads: checks, and the form in which the store takes them."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _LEVELS = range(1, 20)
 _USUAL_LEVEL = 3
 
 _MOST_NESTED = 100
-"""Of lists and dicts in metadata: a manifest nested more than 128 deep could not be read again."""
+"""The most lists and dicts within each other in metadata: a manifest of more than 128 levels could not be read."""
 
 
 def save_arguments(

@@ -1,7 +1,7 @@
-"""Saves that run in a thread of their own: the handle that waits for one, and who is told that one failed.
+"""Saves that run in threads of their own: the handle that waits for one, and reports of those that failed.
 
-A failure is told once: to whoever asks the handle, or by a `RuntimeWarning` when the handle is gone, at the next
-save, or at the end of the process, whichever comes first.
+A failure is reported once. Either the handle raises or returns it, or a `RuntimeWarning` reports it: when the handle is
+gone, at the next save, or at the end of the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECONDS_BETWEEN_LOOKS = 0.0005
 _numbers = itertools.count(1)
 
 _untold: dict[int, str] = {}
-"""What is to be said of the saves that failed and that nobody asked about, by their numbers."""
+"""The messages of failed saves whose failure was not reported yet, by their numbers."""
 
 # A failure of the parent's is the parent's to tell.
 os.register_at_fork(after_in_child=_untold.clear)
@@ -32,10 +32,10 @@ class PendingSave(Future[SaveReport]):
     """A save that `save_async` began. `result()` waits for its report and raises what it failed with.
 
     Args:
-        path: where it saves, for messages.
+        path: the directory or URL that it saves to, for messages.
 
     Attributes:
-        path: that.
+        path: the same.
     """
 
     def __init__(self, path: str) -> None:
@@ -60,7 +60,7 @@ class PendingSave(Future[SaveReport]):
             timeout: the most seconds to wait.
 
         Raises:
-            TimeoutError: it has not ended; it goes on.
+            TimeoutError: the save has not ended, and goes on.
             RuntimeError: as `recstore_ops.checkpoint.save`.
         """
         try:
@@ -69,7 +69,7 @@ class PendingSave(Future[SaveReport]):
             self._note_asked()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the save failed with, once it has ended; `None` where it did not."""
+        """The error of the save, once it has ended; `None` if it succeeded."""
         try:
             return super().exception(timeout)
         finally:
@@ -84,9 +84,9 @@ def begin(save: PendingSave, work: Callable[[], SaveReport], has_begun: Callable
     """Does `work` in a thread, and returns when it has begun or ended.
 
     Args:
-        save: gets what the work gives.
+        save: gets the result of the work.
         work: saves.
-        has_begun: whether what is changed from now on is no part of what is saved.
+        has_begun: whether later changes are no longer part of the save.
     """
     Thread(target=_run, args=(save, work), name="recstore-save").start()
     while not (has_begun() or save.done()):
@@ -106,7 +106,7 @@ def _run(save: PendingSave | None, work: Callable[[], SaveReport]) -> None:
 
 
 def tell_failures() -> None:
-    """Warns of the saves that failed and that nobody has asked about. It goes before each save."""
+    """Warns of the failed saves whose failure was not reported yet. It goes before each save."""
     for number in list(_untold):
         _tell(number)
 

@@ -1,4 +1,4 @@
-"""What saves and loads of checkpoints return."""
+"""The results of saving and loading checkpoints."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,13 +8,13 @@ from recstore_ops.config.html_table import html_facts, html_table, shown
 
 @dataclass(frozen=True)
 class SaveReport:
-    """What a save wrote.
+    """The result of a save.
 
     Attributes:
         snapshot: the snapshot's name.
-        is_delta: whether it tells changes only.
+        is_delta: whether it holds only changes.
         rows: the rows written.
-        deleted: the ids told to be deleted.
+        deleted: the ids recorded as deleted.
         bytes: the bytes written.
     """
 
@@ -30,11 +30,11 @@ class SaveReport:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a load read.
+    """The result of a load.
 
     Attributes:
         snapshot: the snapshot's name.
-        metadata: what its save was given along.
+        metadata: the metadata that was given to its save.
         tables: the rows of each table, by name.
     """
 

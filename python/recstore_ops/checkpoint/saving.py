@@ -1,8 +1,8 @@
 """Checkpoints: all tables of this process in a directory, written while they are trained on.
 
-A directory holds snapshots: full ones, and deltas that tell what changed since the snapshot before. Whatever happens
-during a save, the directory holds the old snapshots or the new ones, never a mixture. `docs/checkpoint_format.md` tells
-the format.
+A directory holds snapshots: full ones, and deltas, which record the changes since the snapshot before. If a save fails
+at any point, the directory holds the old snapshots or the new ones, never a mixture. `docs/checkpoint_format.md`
+describes the format.
 
 Several processes that share tables, each with rows of its own, save one snapshot together: each calls `save_part`, then
 one `commit`. Any number of processes can `load` it, each its shard.
@@ -40,38 +40,38 @@ def save(
 ) -> SaveReport:
     """Saves all tables, as they are at one moment, to a directory. Other threads go on reading and training them.
 
-    Where tables are sharded over ranks, `recstore_ops.sharding.save` takes its place, and this is refused.
+    If tables are sharded over ranks, this is refused: use `recstore_ops.sharding.save`.
 
-    A URL of `s3://` or `file://` names an object store instead. What is saved there is written to a temporary directory
-    first (see `tempfile.gettempdir`) and then uploaded, the manifest last; of two that save at once one is refused.
+    A URL of `s3://` or `file://` names an object store instead. Files are written to a temporary directory first (see
+    `tempfile.gettempdir`) and then uploaded, the manifest last. If two saves run at once, one is refused.
 
     Gradients that were collected and not applied are no part of it.
 
     Args:
         path: the directory, made if it is not there; or a URL. `~` is the home directory, here and in all paths.
-        kind: `full`: all rows; `delta`: what changed since the directory's newest snapshot, which must be the last that
-            this process saved or loaded; `auto`: a delta where that is possible.
+        kind: `full`: all rows; `delta`: the changes since the directory's newest snapshot, which must be the last that
+            this process saved or loaded; `auto`: a delta if that is possible.
         keep: how many full snapshots stay in the directory, with their deltas.
-        metadata: what `load` gives back: what JSON can hold, with ints of 64 bits and keys that are texts. Tuples come
-            back as lists.
+        metadata: a value that `load` returns: any value of JSON, with ints of 64 bits and keys that are texts. Tuples
+            come back as lists.
         compression: `"zstd"`, or `("zstd", level)` with a level from 1 to 19, 3 being usual: files take less room, and
             plain safetensors no longer opens them. Each takes the room of a plain file until it is compressed.
         replace: whether tables without rows may take the place of the rows of a snapshot that this process neither
             saved nor loaded; else that is refused.
         storage_options: for a URL of `s3://`: `region`, `endpoint`, `access_key_id`, `secret_access_key` and other
-            options of the Rust crate `object_store`. What is not given is taken from `AWS_REGION` and the like.
+            options of the Rust crate `object_store`. Missing ones are taken from `AWS_REGION` and the like.
         progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook. Servers
-            do not tell how far they are.
+            do not report progress.
 
     Returns:
-        What was written.
+        The report of the save.
 
     Raises:
         ValueError: `kind`, `keep`, `compression`, the URL or its options are invalid, or `metadata` has NaN, infinity,
             an int of more than 64 bits, or more than 100 lists and dicts within each other.
         TypeError: JSON cannot hold `metadata`, or `replace` is no bool.
         RuntimeError: a table is sharded; or the directory cannot be written, has rows without a manifest, or would have
-            no rows any more; it holds what it held before. The message names the table or the file.
+            no rows any more. The directory still holds what it held before. The message names the table or the file.
     """
     arguments = save_arguments(kind, keep, metadata, compression, replace)
     place = checkpoint_place(path, storage_options)
@@ -91,7 +91,7 @@ def save_async(
     replace: bool = False,
     storage_options: Mapping[str, str] | None = None,
 ) -> PendingSave:
-    """Saves as `save` does, in a thread of its own. What is saved are the tables as they are when this returns.
+    """Saves as `save` does, in a thread of its own: the tables as they are when this returns.
 
     It waits for a save or load that is under way, and until the moment of the save has come: what is done afterwards is
     not in the snapshot. A process does not end before the save has. A save that began cannot be cancelled.
@@ -99,8 +99,8 @@ def save_async(
     On parameter servers reads go on, and changes of this process wait for the end of the save; so do calls that choose
     other servers. Changes of other processes that come before each server's moment are in the snapshot.
 
-    A failure that nobody asks about is told by a `RuntimeWarning`: when the handle is gone, at the next save, or at the
-    end of the process.
+    A failure that the caller does not get from the handle is reported by a `RuntimeWarning`: when the handle is gone,
+    at the next save, or at the end of the process.
 
     Args:
         path: as in `save`, and so are `kind`, `keep`, `metadata`, `compression`, `replace` and `storage_options`.
@@ -138,7 +138,7 @@ def load(
     find them, if they have the configuration that was saved; a table's learning rate and weight decay are not compared,
     and those it has stay.
 
-    What was under way goes on with the loaded rows: prefetches give them, gradients collected before stay collected and
+    Work in progress goes on with the loaded rows. Prefetches return them. Gradients collected before stay collected and
     go into the next step, and so do those of a backward pass whose forward pass came before. The indices of a
     `HashTable` are given out anew.
 
@@ -158,7 +158,7 @@ def load(
         progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
 
     Returns:
-        What was read.
+        The report of the load.
 
     Raises:
         TypeError: `tables` is a text.
@@ -214,12 +214,12 @@ def compact(path: str | PathLike[str], *, progress: bool | None = None) -> SaveR
         progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
 
     Returns:
-        What was written, or `None` if the newest snapshot follows no other: then it stays as it is.
+        The report of the new snapshot, or `None` if the newest snapshot follows no other and stays as it is.
 
     Raises:
         ValueError: `path` is a URL.
-        RuntimeError: the directory holds no checkpoint, or a file is not what it should be, or somebody saves to it.
-            The message names the file; the directory holds what it held before.
+        RuntimeError: the directory holds no checkpoint, or a file is damaged, or a save to the directory is in
+            progress. The message names the file; the directory holds what it held before.
     """
     directory = checked_directory(path, "compact")
     with shown("compacting", progress) as native:
@@ -256,7 +256,7 @@ def save_part(
         progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
 
     Returns:
-        What this process wrote.
+        The report of this process's part.
 
     Raises:
         ValueError: `kind`, `compression` or `shard` is invalid, or `path` a URL.
@@ -290,8 +290,8 @@ def commit(
 
     Raises:
         ValueError, TypeError: `keep` or `metadata` is invalid, as in `save`, or `path` a URL.
-        RuntimeError: a part is missing, or the parts do not fit together: they are of other tables, configurations,
-            steps or parents. The directory's newest snapshot is what it was.
+        RuntimeError: a part is missing, or the parts do not fit together: their tables, configurations, steps or
+            parents differ. The directory's newest snapshot is what it was.
     """
     arguments = save_arguments("full", keep, metadata, replace=replace)
     check_shard(0, num_shards)

@@ -29,7 +29,7 @@ class FileFinding:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
         snapshots: how many snapshots the directory has.
@@ -52,13 +52,13 @@ class VerifyReport:
 def verify(path: str | PathLike[str]) -> VerifyReport:
     """Reads every file of every snapshot of a directory, and compares lengths, headers and checksums.
 
-    The tables of this process have no part in it. Somebody may save meanwhile: then it begins anew.
+    The tables of this process have no part in it. If a save runs meanwhile, the check begins anew.
 
     Args:
         path: the directory.
 
     Returns:
-        What is damaged, missing or not explained by the manifest.
+        The report, with the files that are damaged, missing or not explained by the manifest.
 
     Raises:
         ValueError: `path` is a URL.
@@ -70,7 +70,7 @@ def verify(path: str | PathLike[str]) -> VerifyReport:
 
 @dataclass(frozen=True)
 class PruneReport:
-    """What is taken out of a directory.
+    """The snapshots and files that `prune` takes out of a directory.
 
     Attributes:
         kept: the snapshots that stay, the oldest first.
@@ -100,12 +100,12 @@ def prune(
         on_plan: called with what will be removed, before anything is.
 
     Returns:
-        What was removed, or would be.
+        The snapshots and files that were removed, or would be.
 
     Raises:
         ValueError: `keep` is below 1, or `path` a URL.
-        RuntimeError: the directory holds no checkpoint, or somebody saves to it.
-        OSError: the manifest cannot be written, or a name of a file that goes is that of a link or something else;
+        RuntimeError: the directory holds no checkpoint, or a save to it is in progress.
+        OSError: the manifest cannot be written, or the name of a file that goes belongs to a link or something else;
             nothing has changed. Or a file cannot be removed, which does no harm.
     """
     directory = checked_directory(path, "prune")

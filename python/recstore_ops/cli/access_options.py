@@ -15,5 +15,5 @@ TlsKey = Annotated[Path | None, path_option("The certificate's key, PEM.")]
 TlsClientCa = Annotated[Path | None, path_option("Clients must show a certificate signed by one of these, PEM.")]
 Insecure = Annotated[
     bool,
-    typer.Option("--insecure", help="Listen where other machines reach it, without both encryption and a token."),
+    typer.Option("--insecure", help="Allow other machines to connect without both encryption and a token."),
 ]

@@ -12,7 +12,7 @@ from recstore_ops.config.command_options import read_user_path
 
 checkpoint_commands = typer.Typer(
     name="checkpoint",
-    help="Look after the directory of a checkpoint.",
+    help="Maintain the directory of a checkpoint.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -23,7 +23,7 @@ _Directory = Annotated[Path, typer.Argument(help="The directory of a checkpoint.
 
 @checkpoint_commands.command("verify")
 def verify_command(path: _Directory) -> None:
-    """Read every file of every snapshot, and say what is damaged, missing or unexplained.
+    """Read every file of every snapshot, and list damaged, missing and unexplained files.
 
     The exit code is 1 if a file is damaged or missing. It needs little memory.
     """
@@ -42,12 +42,12 @@ def verify_command(path: _Directory) -> None:
 @checkpoint_commands.command("prune")
 def prune_command(
     path: _Directory,
-    keep: Annotated[int, typer.Option(help="Full snapshots that stay, with the deltas that follow them.", min=1)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+    keep: Annotated[int, typer.Option(help="Full snapshots to keep, with the deltas that follow them.", min=1)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed; remove nothing.")] = False,
 ) -> None:
-    """Take all but the newest snapshots out of a directory.
+    """Remove all but the newest snapshots from a directory.
 
-    What is removed is printed before. It is what the manifest lists for those snapshots alone.
+    The files to remove are printed first. Only files that the manifest lists for these snapshots alone are removed.
     """
 
     def show(plan: checkpoint.PruneReport) -> None:

@@ -14,9 +14,9 @@ from recstore_ops.config.command_options import read_user_path
 def compact_command(
     path: Annotated[Path, typer.Argument(help="The directory of a checkpoint.", parser=read_user_path)],
 ) -> None:
-    """Put one full snapshot in the place of the newest one and the deltas that it is made of.
+    """Replace the newest full snapshot and its deltas by one full snapshot.
 
-    It takes the memory that the tables take in training. Nobody may save to the directory meanwhile.
+    This needs as much memory as the tables need in training. No process may save to the directory meanwhile.
     """
     try:
         report = checkpoint.compact(path)

@@ -21,7 +21,7 @@ def doctor_command(
     config: Annotated[Path | None, path_option("Validate this configuration file instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of the findings.")] = False,
 ) -> None:
-    """Look at this installation and machine, or at a configuration file: what was found, and what to do.
+    """Check this installation and machine, or a configuration file: print findings and advice.
 
     The exit code is 1 if something will not work.
     """

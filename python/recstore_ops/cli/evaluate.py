@@ -69,20 +69,20 @@ def evaluate_command(
     segments_order: Annotated[
         SegmentOrder | None,
         typer.Option(
-            help="Which segments come first: those with most rows, the highest logloss, the lowest AUC, those where "
-            "the sum of the predictions is furthest from the number of positive rows, or the smallest value.",
+            help="Order of the segments: first those with most rows, the highest logloss, the lowest AUC, the greatest "
+            "difference between the sum of predictions and the number of positive rows, or the smallest value.",
             show_default="rows, of ranges value",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
 ) -> None:
-    """Print how good the model of a finished run is on files: AUC, logloss, calibration.
+    """Evaluate the model of a finished run on files: AUC, logloss, calibration.
 
-    Rows are read with the options that the run was trained with. It keeps 8 bytes a row. If the run's rows have groups,
-    AUC, recall and NDCG within these are printed too.
+    Rows are read with the options of the training run. Memory holds 8 bytes a row. If the run's rows have groups, AUC,
+    recall and NDCG within groups are printed too.
 
     A model that retrieves ranks the items of the files for the queries of their positive rows: recall@10, NDCG@10, and
-    the logloss of the positive items among all. Files are read twice then.
+    the logloss of the positive items among all. The files are read twice in this case.
     """
     if segments_by is None and segments_order is not None:
         raise ValueError("--segments-order needs segments: --segments-by names what they are of")
@@ -115,7 +115,7 @@ def evaluate_command(
 
 
 def _grouping(loaded: LoadedRun, rows: RowSource, segments_by: str | None) -> tuple[str | None, int | None]:
-    """Returns what rows are grouped by, if they are, and the number of the field where it is one."""
+    """Returns the name of the rows' groups, if any, and the number of the field if the groups are its ids."""
     if rows.group_name is not None:
         return rows.group_name, None
     name, option = (loaded.config.auc_by, "auc_by") if segments_by is None else (segments_by, "--segments-by")

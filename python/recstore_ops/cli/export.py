@@ -30,15 +30,15 @@ def export_command(
     rows: Rows = None,
     which: WhichCheckpoint = "best",
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Compile the program by AOTInductor too, which needs a compiler of C++.")
+        bool, typer.Option("--compiled", help="Also compile the program with AOTInductor; needs a C++ compiler.")
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace the bundle if it is there.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite an existing bundle.")] = False,
 ) -> None:
     """Write the model of a finished run as a bundle: a directory with its program and its tables, frozen.
 
-    recstore_ops.load_bundle(DIR) runs it in a fresh process, without the run. The first 4,096 rows tell which tensors
-    the bundle takes: ids [B, F] if they have one id in every field, bags of ids with lengths elsewhere. The bundle is
-    then asked for these rows, and what it gives compared with the model.
+    recstore_ops.load_bundle(DIR) runs it in a fresh process, without the run. The first 4,096 rows decide which tensors
+    the bundle takes: ids [B, F] if they have one id in every field, else bags of ids with lengths. Then the bundle
+    predicts these rows, and its results are compared with the model's.
     """
     loaded = load(run, which=which)
     first = first_rows(rows_like_trained(loaded, rows))

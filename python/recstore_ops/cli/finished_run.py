@@ -1,4 +1,4 @@
-"""What the commands about finished runs have in common: their arguments, and the progress over rows."""
+"""Shared parts of the commands about finished runs: their arguments, and the progress over rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_row_files(paths: Sequence[Path]) -> None:
 def shown_scores(
     run: LoadedRun, rows: RowSource, batch_size: int, what: str, segment_field: int | None = None
 ) -> Iterator[Scores]:
-    """Yields what the model says of rows, batch by batch; a terminal sees how far it is."""
+    """Yields the model's scores for rows, batch by batch; shows progress on a terminal."""
     batches = read_ahead(regroup(rows, batch_size))
     shown = progress_bar(None, total=rows.estimated_rows, desc=what, unit="row", unit_scale=True)
     with closing(batches), shown as bar:
@@ -69,7 +69,7 @@ def shown_scores(
 
 
 def rows_like_trained(run: LoadedRun, paths: list[Path] | None) -> RowSource:
-    """Returns the rows of files, or those of the run: of its test files, of its training files without.
+    """Returns the rows of files, or without files those of the run's test files, or else its training files.
 
     Raises:
         ValueError: the run's files are no longer there; further as `check_row_files` and `LoadedRun.open_rows`.

@@ -1,4 +1,4 @@
-"""The command `recstore forget`: deletes ids wherever their rows lie, and tells what still holds them."""
+"""The command `recstore forget`: deletes ids from all places with their rows, and lists files that still hold them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def forget_command(
     table: Annotated[list[str], typer.Option(help="The table whose ids they are; may be repeated.")],
     ids: Annotated[str | None, typer.Option(metavar="ID,...", help="The ids, with commas between them.")] = None,
     ids_file: Annotated[Path | None, path_option("A file with the ids, one a line.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what holds the ids, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what holds the ids; change nothing.")] = False,
     scan: Annotated[
         list[Path] | None,
         path_option("A directory whose files are looked through too; may be repeated."),
@@ -53,11 +53,11 @@ def forget_command(
     tls_certificate: Annotated[Path | None, path_option("The own certificate, PEM.")] = None,
     tls_key: Annotated[Path | None, path_option("The certificate's key, PEM.")] = None,
 ) -> None:
-    """Delete ids from checkpoints, runs, servers and bundles, and tell which files still hold them.
+    """Delete ids from checkpoints, runs, servers and bundles, and list the files that still hold them.
 
-    Snapshots that hold an id go, older ones too; a full one without the ids takes the place of the newest. All other
-    rows stay as they are. Then every file of the places, and of --scan, is looked through. The exit code is 1 if
-    something still holds an id, or may.
+    All snapshots that hold an id are removed, older ones too; a full snapshot without the ids replaces the newest. All
+    other rows stay unchanged. Then every file of the places, and of --scan, is searched. The exit code is 1 if
+    something still holds an id, or may hold one.
     """
     if tls_ca is None and (tls_certificate or tls_key):
         raise ValueError("--tls-certificate and --tls-key need --tls-ca, the certificates that are trusted")

@@ -23,7 +23,7 @@ def neighbours_command(
         str, typer.Option(help="Whose neighbours: an id, or with --field a value of it; 0x... is hexadecimal.")
     ],
     count: Annotated[int, typer.Option("-k", "--count", help="How many.", min=1)] = 10,
-    metric: Annotated[Metric, typer.Option(help="What is highest for the nearest.")] = "cosine",
+    metric: Annotated[Metric, typer.Option(help="Similarity; highest for the nearest ids.")] = "cosine",
     field: FieldName = None,
     index: Annotated[
         IndexName, typer.Option(help="Compare with every row, or search an index of faiss or hnswlib.")

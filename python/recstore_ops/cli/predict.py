@@ -23,7 +23,7 @@ from recstore_ops.training.report.predictions_file import PredictionsFile, check
 from recstore_ops.training.run.finished_run import LoadedRun, load
 
 _Output = Annotated[Path, path_option("A file to write; ends in .parquet or .csv.", "--output", "-o")]
-_Replace = Annotated[bool, typer.Option("--replace", help="Replace the output if it is there.")]
+_Replace = Annotated[bool, typer.Option("--replace", help="Overwrite an existing output.")]
 
 
 def predict_command(
@@ -37,10 +37,10 @@ def predict_command(
 ) -> None:
     """Write the probability that the model of a finished run gives each row of files.
 
-    The output has a row for each row of the input, in its order: its number in its file from 0, the file if there are
-    several, the probability, and the label if rows have labels.
+    The output has a row for each row of the input, in the same order. Its columns are the row's number in its file from
+    0, the file if there are several, the probability, and the label if rows have labels.
 
-    Rows are read with the options that the run was trained with, but a bad one always ends the command.
+    Rows are read with the options of the training run, but a bad row always ends the command.
     """
     check_row_files(paths)
     for path in paths:

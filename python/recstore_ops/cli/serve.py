@@ -42,7 +42,7 @@ _ExitWhenUnused = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="End when no client has been connected for so long, or none in the first minute.",
+        help="End when no client has been connected for this long, or none in the first minute.",
         min=0.1,
         show_default="never",
     ),
@@ -63,7 +63,7 @@ _HealthPort = Annotated[
 _MetricsPort = Annotated[
     int | None,
     typer.Option(
-        help="Tell metrics over HTTP at this port (of one shard), for Prometheus and `recstore top`.",
+        help="Serve metrics over HTTP at this port (of one shard), for Prometheus and `recstore top`.",
         min=0,
         max=65535,
         show_default="off",
@@ -71,19 +71,19 @@ _MetricsPort = Annotated[
 ]
 _Reshard = Annotated[
     bool,
-    typer.Option("--reshard", help="Spread the rows in --data over the shards of now, if they were others."),
+    typer.Option("--reshard", help="Reshard the rows in --data if the number of shards has changed."),
 ]
 _Follow = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Copy the server of this shard there, and its changes as they come, until `recstore promote`.",
+        help="Replicate the server of this shard there, with each change as it comes, until `recstore promote`.",
         show_default="none",
     ),
 ]
 _Synchronous = Annotated[
     bool,
-    typer.Option("--synchronous", help="With --follow: no change is acknowledged before it is on the disk here too."),
+    typer.Option("--synchronous", help="With --follow: acknowledge a change only when it is on the disk here too."),
 ]
 
 
@@ -111,9 +111,9 @@ def serve_command(
 ) -> None:
     """Serve tables to other processes until SIGTERM, SIGINT or SIGHUP.
 
-    With `--data` each shard has a directory of its own there, `shard-N-of-M`, which says what it has: another number of
-    shards is refused without `--reshard`. What is not given is what `cache_ps` of the file says: `data`, `durability`,
-    `checkpoint_every`, `metrics_port`, `metrics_host`, `max_connections`, `log_level`, `tls`, `token_file`, and what is
+    With `--data` each shard has a directory of its own there, `shard-N-of-M`. Another number of shards is refused
+    without `--reshard`. Options that are not given come from `cache_ps` of the file: `data`, `durability`,
+    `checkpoint_every`, `metrics_port`, `metrics_host`, `max_connections`, `log_level`, `tls`, `token_file`, and those
     about workers.
     """
     file = None if config is None else load_served_file(config)
@@ -172,7 +172,7 @@ def _followed(leader: str | None, synchronous: bool, shards: list[ServerAddress]
 
 @dataclass(frozen=True)
 class _Places:
-    """Where else than at its bulk port a shard is served: a socket in its place, and ports beside it."""
+    """The endpoints of a shard other than its bulk port: a socket in its place, and further ports."""
 
     unix: Path | None
     grpc_port: int | None
@@ -181,7 +181,7 @@ class _Places:
 
 @dataclass(frozen=True)
 class _Life:
-    """How often a server looks up from serving, and what ends it."""
+    """How often a server checks whether to end or save, and what ends it."""
 
     checkpoint_every: float
     exit_when_unused: float | None
@@ -235,12 +235,12 @@ class _Running:
     durability: Durability
 
     def is_unused_for(self, seconds: float) -> bool:
-        """Whether nobody has been connected for so long."""
+        """Whether no client has been connected for so long."""
         unused = self.server.unused_for()
         return unused is not None and unused >= seconds
 
     def checkpoint(self) -> None:
-        """Saves while others go on. What keeps it from doing so is told, and the next one tries again."""
+        """Saves while requests go on. Prints an error if that fails; the next checkpoint tries again."""
         if self.directory is None:
             return
         try:
@@ -249,8 +249,8 @@ class _Running:
             print(f"shard {self.shard}: no checkpoint: {error}", file=sys.stderr, flush=True)
 
     def stop(self) -> str | None:
-        """Answers what is under way, and returns why it could not be saved. With a log, what comes after its last
-        checkpoint is in the log."""
+        """Answers the requests under way, and returns why the shard could not be saved, if so. With a log, changes
+        after its last checkpoint are in the log."""
         failure = self._save() if self.durability is Durability.WAL else None
         self.server.stop()
         return failure

@@ -17,7 +17,7 @@ from recstore_ops.serving.door.settings import DoorSettings
 
 _Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The bundle.", parser=read_user_path)]
 _Name = Annotated[
-    str | None, typer.Option(help="By which requests name the model.", show_default="the name of the directory")
+    str | None, typer.Option(help="The model's name in requests.", show_default="the name of the directory")
 ]
 _Host = Annotated[str, typer.Option(help="Listen here.")]
 _Port = Annotated[int, typer.Option(help="The port of HTTP; 0 for any that is free.", min=0, max=65535)]
@@ -36,7 +36,7 @@ _HealthPort = Annotated[
 _MetricsPort = Annotated[
     int | None,
     typer.Option(
-        help="Tell metrics over HTTP without encryption and token at this port too.",
+        help="Serve metrics too, over HTTP without encryption and token, at this port.",
         min=0,
         max=65535,
         show_default="off",
@@ -48,7 +48,7 @@ _Follow = Annotated[
     str | None,
     typer.Option(
         metavar="DIR, HOST:PORT or s3://...",
-        help="Stay as new as a model in training that publishes here.",
+        help="Follow a model in training that publishes here.",
         show_default="off",
     ),
 ]
@@ -81,7 +81,7 @@ def serve_model_command(
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
     insecure: Insecure = False,
-    compiled: Annotated[bool, typer.Option("--compiled", help="Answer by the program that was compiled.")] = False,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Use the compiled program.")] = False,
     follow: _Follow = None,
     follow_token_file: _FollowTokenFile = None,
     follow_tls_ca: _FollowTlsCa = None,
@@ -91,7 +91,7 @@ def serve_model_command(
 ) -> None:
     """Serve a model that `export` wrote until SIGTERM, SIGINT or SIGHUP, over the Open Inference Protocol, version 2.
 
-    That is what clients of KServe and Triton speak. Concurrent requests are joined where the model lets them.
+    Clients of KServe and Triton use this protocol. Concurrent requests are batched if the model allows it.
     """
     require("serve", "serve-model")
     from recstore_ops.serving.door.serving import LAST_ANSWERS, Ports, serve

@@ -22,7 +22,7 @@ _ORDERS: dict[SegmentOrder, str] = {
 
 
 def segments_as_json(figures: SegmentFigures) -> list[dict[str, Any]]:
-    """Returns an object a segment, in their order; None where a figure is undefined."""
+    """Returns an object a segment, in their order; None for an undefined figure."""
     ratios = {
         "positive_share": figures.positive_shares(),
         "mean_prediction": figures.prediction,
@@ -43,12 +43,12 @@ def segments_as_json(figures: SegmentFigures) -> list[dict[str, Any]]:
 
 
 def segments_grid(name: str, figures: SegmentFigures, order: SegmentOrder) -> Group:
-    """Returns the first segments as a table under a line that says what they are.
+    """Returns the first segments as a table, under a line that describes them.
 
     Args:
-        name: what rows are segmented by.
+        name: the field or column of the segments.
         figures: in their order.
-        order: which that is.
+        order: the name of that order.
     """
     shown = min(len(figures), _MOST_SHOWN)
     some = "" if shown == len(figures) else f", {shown} of {len(figures):,}; --json has all"

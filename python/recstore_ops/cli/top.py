@@ -1,4 +1,4 @@
-"""The command `recstore top`: how the shards of parameter servers fare, each second anew."""
+"""The command `recstore top`: the state of the shards of parameter servers, refreshed each second."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _MOST_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class _Down:
-    """A server that tells no metrics, and why."""
+    """A server that does not answer with metrics, and the reason."""
 
     why: str
 
 
 def top_command(
     addresses: Annotated[
-        list[str] | None, typer.Argument(metavar="[HOST:PORT]...", help="Where servers tell their metrics.")
+        list[str] | None, typer.Argument(metavar="[HOST:PORT]...", help="Metrics addresses of servers.")
     ] = None,
     config: Annotated[Path | None, path_option("Show the shards of `cache_ps.servers` in this file.")] = None,
     once: Annotated[
@@ -47,7 +47,7 @@ def top_command(
 ) -> None:
     """Show requests, times, connections and tables of parameter servers, until Ctrl-C.
 
-    Servers tell these figures at their `--metrics-port`. One that does not answer is shown as down.
+    Servers report these figures at their `--metrics-port`. One that does not answer is shown as down.
     """
     if (config is None) == (not addresses):
         raise ValueError("recstore top needs either HOST:PORT of servers' metrics, or --config")
@@ -72,7 +72,7 @@ def metrics_addresses(path: Path) -> list[str]:
     """`host:port` of the metrics of all shards that a configuration file serves, in their order.
 
     Raises:
-        ValueError: a shard tells none, or at a port that only its server knows.
+        ValueError: a shard serves no metrics, or serves them at a port that only its server knows.
     """
     file = load_served_file(path)
     host = serve_settings(file, {}).metrics_host
@@ -109,7 +109,7 @@ def _page(asked: list[str], before: Sequence[Scrape | _Down], after: Sequence[Sc
 
 
 def _figures(before: Scrape | _Down, after: Scrape | _Down) -> ShardFigures | _Down:
-    """Of a shard that has just come up, what it did since is not known yet."""
+    """The figures of a shard between two scrapes; those of one that was down before are not known yet."""
     if isinstance(after, _Down):
         return after
     return shard_figures(after if isinstance(before, _Down) else before, after)

@@ -1,4 +1,4 @@
-"""What `recstore top` shows of a shard: what happened between two scrapes of its metrics, and how things are."""
+"""The figures of a shard in `recstore top`: rates between two scrapes of its metrics, and its current state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TableFigures:
 
 @dataclass(frozen=True)
 class ShardFigures:
-    """How a shard fares.
+    """The figures of a shard.
 
     Attributes:
         shard: its number, as the server says.
@@ -25,7 +25,7 @@ class ShardFigures:
         requests: a second.
         rows: rows named by requests, a second.
         bytes: in and out, a second.
-        p50: seconds that half of the requests took at most; `None` where there was none.
+        p50: seconds that half of the requests took at most; `None` without requests.
         p99: seconds that 99 of 100 requests took at most.
         in_flight: requests that are not answered yet.
         connections: of clients, at the bulk port and over gRPC.
@@ -78,15 +78,15 @@ def _connections(scrape: Scrape) -> int:
 
 
 def quantile(share: float, classes: dict[float, float]) -> float | None:
-    """The value that `share` of what was observed does not exceed, as PromQL's `histogram_quantile` has it.
+    """The value that `share` of the observations do not exceed, as PromQL's `histogram_quantile` computes it.
 
     Args:
         share: from 0 to 1.
         classes: how many observations do not exceed each bound; the greatest bound is infinity.
 
     Returns:
-        The value, supposing that observations spread evenly within their class; of the last class its lower bound.
-        `None` where nothing was observed.
+        The value, assuming that observations are spread evenly within their class; for the last class its lower bound.
+        `None` without observations.
     """
     bounds = sorted(classes)
     total = classes[bounds[-1]] if bounds else 0.0
@@ -101,7 +101,7 @@ def quantile(share: float, classes: dict[float, float]) -> float | None:
 
 
 def _growth(before: float, after: float) -> float:
-    """What was added to a counter, which begins at 0 again when its server does."""
+    """The increase of a counter, which restarts at 0 with its server."""
     return after - before if after >= before else after
 
 

@@ -26,16 +26,16 @@ from recstore_ops.table.table import Table
 
 @dataclass(frozen=True)
 class EmbeddingTableConfig:
-    """What `RecStoreClient.init_embedding_table` opens.
+    """The configuration of a table that `RecStoreClient.init_embedding_table` opens.
 
-    What is left out here is taken from the configuration file's entry for the table, where there is one; see
+    Fields that are left out are taken from the configuration file's entry for the table, if there is one; see
     `recstore_ops.load_config_file`.
 
     Attributes:
         num_embeddings: the number of ids; `None` for an open vocabulary.
         embedding_dim: elements a row.
         optimizer: this and all others as in `recstore_ops.TableOptions`.
-        learning_rate: the learning rate, where neither `optimizer` nor the configuration file has one.
+        learning_rate: the learning rate, if neither `optimizer` nor the configuration file has one.
     """
 
     __module__ = "recstore_ops"
@@ -125,7 +125,7 @@ class RecStoreClient:
         Args:
             ids: int64, `[...]`.
             name: the table; without it `embedding_dim` names the table `default/<dim>`.
-            embedding_dim: elements a row, where no table is named.
+            embedding_dim: elements a row, if no table is named.
 
         Raises:
             ValueError: neither or both of `name` and `embedding_dim`.
@@ -176,15 +176,15 @@ class RecStoreClient:
         operators.hashtable_delete(self._table(name).handle, check_ids(ids))
 
     def evict(self, name: str, dry_run: bool = False, *, ttl: int | None = None) -> Tensor:
-        """Takes away the rows that the table's `eviction` chooses from it as it is now.
+        """Removes the rows that the table's `eviction` chooses from it as it is now.
 
-        Training does so by itself; this is for in between, or to see what would leave. Of a table that is sharded over
-        ranks these are the rows of this one.
+        Training does so by itself. This call is for the time in between, or to see which rows would leave. If the table
+        is sharded over ranks, it chooses from the rows of this rank.
 
         Args:
             name: the table's name.
             dry_run: whether nothing changes.
-            ttl: takes the place of the table's own: rows leave that no step has updated for more than so many steps.
+            ttl: replaces the table's own: rows leave if they have not been updated for more than so many steps.
 
         Returns:
             The ids of the rows that left or would, ascending: int64, `[rows]`.
@@ -197,7 +197,7 @@ class RecStoreClient:
         return evict(name, dry_run, ttl)
 
     def drop(self, name: str) -> None:
-        """Deletes a table and its rows. Of a table that is sharded over ranks these are the rows of this one.
+        """Deletes a table and its rows. If it is sharded over ranks, these are the rows of this rank.
 
         Raises:
             KeyError: there is no such table.
@@ -209,7 +209,7 @@ class RecStoreClient:
     delete_data = drop
 
     def set_learning_rate(self, name: str, lr: float) -> None:
-        """Sets the table's learning rate from the next step on; it takes precedence over an optimizer's `lr`.
+        """Sets the table's learning rate from the next step on. It takes precedence over an optimizer's `lr`.
 
         Raises:
             ValueError: a negative or non-finite rate.
@@ -308,7 +308,7 @@ class RecStoreClient:
         operators.apply_grads([table.collector for table in tables])
 
     def _table(self, name: str) -> Table:
-        """The open table, opened again where another table took over the name."""
+        """The open table, opened again if another table took over the name."""
         number = store.find_table(name)
         kept = self._tables.get(name)
         if kept is not None and kept[0] == number:
@@ -351,9 +351,9 @@ def evict(name: str, dry_run: bool, ttl: int | None) -> Tensor:
 def set_memory_limit(memory_limit: int | None) -> None:
     """Limits the memory of all tables of this process together, in bytes; `None` takes the limit away.
 
-    A call whose new rows would exceed it is refused, names the table and changes nothing; a table with a `disk` moves
-    rows there first, and of one with `eviction` the least rows leave for new ones. Tables that take more already keep
-    what they have.
+    A call whose new rows would exceed the limit raises an error that names the table, and changes nothing. A table with
+    a `disk` moves rows there first, and a table with `eviction` drops its lowest-ranked rows for new ones. Tables that
+    take more already keep what they have.
 
     Raises:
         ValueError: a limit below 1, or tables are opened on parameter servers.
@@ -369,18 +369,19 @@ def memory_in_use() -> int:
 
 
 def table_statistics(name: str) -> dict[str, Any]:
-    """What a table holds and what was done to it; of a table that is sharded over ranks, in this one.
+    """The figures of a table's contents and operations; if it is sharded over ranks, those of this rank.
 
     Returns:
-        `rows` now in the table, `inserts` and `deletes` of rows, `updates` (one a distinct id and step), `evictions`
-        (rows that left, which `deletes` counts too), `rejections` (updates of ids that were not admitted), `candidates`
-        (ids without a row that `admission` counts one by one), `shared_rows` (rows in memory that ids without their own
-        share), `refusals` of values that were not finite, `step`, `learning_rate`, and `learning_rate_was_set` by hand.
-        Of memory, `bytes`: the sum of `row_bytes` (weights), `slot_bytes` (the optimizer's), `index_bytes` (what finds
-        rows) and `free_bytes` (records without a row); and the `memory_limit`. Of an optimizer with `catch_up`,
-        `idle_kept`: a fraction and an exponent of two, what the steps left of a weight to which no gradient came. Of a
-        table with a `disk`: `disk_bytes` of its file, `resident_rows` in memory, `rows_fetched` from the disk and
-        `rows_spilled` to it so far, and `disk_nanoseconds` that calls spent on moving rows.
+        `rows` now in the table, `inserts` and `deletes` of rows, `updates` (one a distinct id and step), and
+        `evictions` (rows that left, which `deletes` counts too). `rejections` (updates of ids that were not admitted)
+        and `candidates` (ids without a row that `admission` counts one by one). `shared_rows` (rows in memory that ids
+        without their own share), and `refusals` of values that were not finite. `step`, `learning_rate`, and
+        `learning_rate_was_set` by hand. The memory: `bytes`, the sum of `row_bytes` (weights), `slot_bytes` (the
+        optimizer's), `index_bytes` (the id map) and `free_bytes` (records without a row); and the `memory_limit`. If
+        the optimizer has `catch_up`: `idle_kept`, a fraction and an exponent of two, the part of a weight without
+        gradients that the steps left. With a `disk`: `disk_bytes` of its file, `resident_rows` in memory,
+        `rows_fetched` from the disk and `rows_spilled` to it so far, and `disk_nanoseconds` that calls spent on moving
+        rows.
 
     Raises:
         KeyError: there is no such table.

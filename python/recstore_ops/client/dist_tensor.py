@@ -42,9 +42,9 @@ class DistTensor:
         ValueError: an empty name, or a shape that is not 2-D.
         TypeError: a dtype that is not supported, or a table of this name with another shape or dtype.
 
-    Rows are rounded to `dtype` when they are written, and read as float32; see `row_type` of `TableOptions`. That of a
-    module takes `requires_grad` and `grad = None` as a parameter does; it is no tensor, and refuses what else tensors
-    have.
+    Rows are rounded to `dtype` when they are written, and read as float32; see `row_type` of `TableOptions`. The
+    `DistTensor` of a module takes `requires_grad` and `grad = None` as a parameter does. It is no tensor, and refuses
+    all other attributes of tensors.
     """
 
     __module__ = "recstore_ops"
@@ -209,7 +209,7 @@ class DistTensor:
         return self.shape[0]
 
     def __getitem__(self, ids: Tensor | Sequence[int] | int | slice) -> Tensor:
-        """Reads the rows of `ids`: float32, `[..., dim]`. A slice is of the ids below `num_embeddings`.
+        """Reads the rows of `ids`: float32, `[..., dim]`. A slice takes the ids below `num_embeddings`.
 
         Raises:
             TypeError: a slice of a table without a bound, several indices, or no ids.
@@ -314,5 +314,5 @@ def fill_rows(
 
 
 def _device_of_values() -> AbstractContextManager[object]:
-    """Makes the CPU the default device where that is `meta`."""
+    """Makes the CPU the default device if that is `meta`."""
     return torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext()

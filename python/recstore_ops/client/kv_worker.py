@@ -1,8 +1,8 @@
 """`KVWorker`: push gradients, pull rows, wait; asynchronous, after ps-lite.
 
-What differs from ps-lite: requests of equal priority keep their order, so that a pull sees the pushes before it; keys
-may come in any order, duplicates are summed, and every int64 is a key; a push is a step of the table's optimizer; what
-fails raises, and waits can have an end.
+It differs from ps-lite as follows. Requests of equal priority keep their order, so a pull sees the pushes before it.
+Keys may come in any order, duplicates are summed, and every int64 is a key. A push is a step of the table's optimizer.
+Requests that fail raise, and waits can have a timeout.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _PRIORITIES = range(-(1 << 31), 1 << 31)
 
 @dataclass(frozen=True)
 class KVResponse:
-    """What a callback gets of the request that it belongs to.
+    """The result of a request, as its callback gets it.
 
     Attributes:
         timestamp: the request's.
-        rows: what a pull gives, float32 `[n, dim]`; `None` of a push and of a request that failed.
-        error: why it failed, else `None`.
+        rows: the rows of a pull, float32 `[n, dim]`; `None` for a push and for a request that failed.
+        error: the error of a request that failed, else `None`.
     """
 
     __module__ = "recstore_ops"
@@ -61,8 +61,8 @@ class KVWorker:
     first, and of one priority as they were issued. So a pull sees this worker's pushes before it, unless it overtakes
     them by its priority; pushes always keep their order. Callbacks run on that thread.
 
-    Errors are not lost: `wait` raises what a request failed with, its callback gets it, and `wait_all`, `close` and the
-    end of a `with` block raise what nobody was told of.
+    Errors are not lost: `wait` raises the error of its request, and the callback gets it. An error that neither has
+    seen is raised by `wait_all`, `close`, or the end of a `with` block.
 
     Args:
         app_id: names the table.
@@ -145,7 +145,7 @@ class KVWorker:
         """Issues a read of rows and returns its timestamp.
 
         Args:
-            keys: int64, `[n]`; they are copied.
+            keys: int64, `[n]`, copied.
             out: float32, `[n, dim]`: gets the rows, and must be left alone until then. Without it the callback gets
                 them, and without that `wait_rows` does.
             priority: as in `push`.
@@ -173,9 +173,9 @@ class KVWorker:
         """Waits until a request is finished, its callback included.
 
         Raises:
-            TimeoutError: it is not finished after `timeout` seconds; it goes on.
+            TimeoutError: the request is not finished after `timeout` seconds, and goes on.
             ValueError: no request has this timestamp.
-            Exception: what the request, or its callback, failed with.
+            Exception: the error of the request, or of its callback.
         """
         self._requests.wait(timestamp, timeout)
 
@@ -192,8 +192,8 @@ class KVWorker:
         """Waits until all requests are finished.
 
         Raises:
-            TimeoutError: some are not after `timeout` seconds; they go on.
-            Exception: what requests failed with of which nobody was told: the first, and how many more.
+            TimeoutError: some are not finished after `timeout` seconds, and go on.
+            Exception: the first error of a request that was not reported before, with the number of further ones.
         """
         _raise_untold(self._requests.wait_all(timeout))
 
@@ -209,7 +209,7 @@ class KVWorker:
         """Finishes what is pending and ends the worker's thread; the table stays.
 
         Raises:
-            Exception: what requests failed with of which nobody was told.
+            Exception: as `wait_all`, an error of a request that was not reported before.
         """
         _raise_untold(self._requests.close())
 
@@ -276,9 +276,9 @@ class KVWorker:
 
 
 def _delivery(dim: int, out: Tensor | None, callback: Callback | None) -> _Deliver:
-    """Returns what the worker's thread calls with the rows of a request; what it raises is the request's failure.
+    """Returns the function that the worker's thread calls with the rows of a request. Its errors are the request's.
 
-    It knows nothing of the worker, which lives as long as its owner wants.
+    It holds no reference to the worker, which lives as long as its owner wants.
     """
 
     def deliver(timestamp: int, given: bytearray | None, error: BaseException | None) -> None:
@@ -315,7 +315,7 @@ def _as_rows(rows: bytearray, dim: int) -> Tensor:
 
 
 def _raise_untold(untold: Sequence[tuple[int, BaseException]]) -> None:
-    """Raises what requests failed with of which nobody was told."""
+    """Raises the errors of requests that were not reported before."""
     if not untold:
         return
     first = untold[0][1]

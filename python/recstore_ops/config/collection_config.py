@@ -1,4 +1,4 @@
-"""What describes a table of a collection, and the features that look it up."""
+"""The configuration of a table in a collection, with the features that look it up."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -20,11 +20,11 @@ class EmbeddingConfig:
 
     Attributes:
         name: the table's name, unique in the process.
-        num_embeddings: the number of ids; `None` for an open vocabulary, where every int64 is an id.
+        num_embeddings: the number of ids; `None` for an open vocabulary, in which every int64 is an id.
         embedding_dim: elements a row.
-        feature_names: the features that look it up; the table's name where empty.
-        optimizer: this and all that follow but `init_fn` as in `recstore_ops.TableOptions`; the collection's where
-            absent.
+        feature_names: the features that look it up; the table's name if empty.
+        optimizer: this and all that follow except `init_fn` are as in `recstore_ops.TableOptions`; by default the
+            collection's.
         init_fn: fills the rows `[num_embeddings, embedding_dim]` of a new table in place, as `torch.nn.init` does.
 
     Raises:
@@ -65,7 +65,7 @@ class EmbeddingConfig:
         return rows.to(dtype)
 
     def options(self, shared: TableOptions) -> TableOptions:
-        """What the table is opened with: its own options before those that it shares with the other tables."""
+        """The options that the table is opened with: its own take precedence over those shared by all tables."""
         own = {name: value for name, value in options_of(self).items() if value != {}}
         return cast(TableOptions, {**shared, **own})
 

@@ -1,8 +1,8 @@
-"""`recstore_config.json`: what tables are opened with, where the program that opens them does not say.
+"""`recstore_config.json`: the options of tables that the program opening them does not give.
 
-The file is what `RECSTORE_CONFIG` names, or else the nearest `recstore_config.json` in the working directory and the
+`RECSTORE_CONFIG` names the file; otherwise it is the nearest `recstore_config.json` in the working directory and the
 folders above it. RecStore's own file loads too: its keys for servers and storage are named in one warning, for they
-have no effect here. `recstore_config.schema.json` says what the file may hold.
+have no effect here. `recstore_config.schema.json` is the schema of the file.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ _OF_RECSTORE = {
 
 @dataclass(frozen=True)
 class TableEntry:
-    """What a configuration file says of one table; `None` where it says nothing.
+    """The entry of one table in a configuration file; `None` for each option that it does not set.
 
     Attributes:
         num_embeddings: ids outside `[0, num_embeddings)` are refused.
         embedding_dim: elements a row; a program that opens the table with another number is refused.
-        learning_rate: the learning rate, where the optimizer has none of its own.
-        optimizer: this and all that follow as in `recstore_ops.TableOptions`; a type of rows by its name.
+        learning_rate: the learning rate, if the optimizer has none of its own.
+        optimizer: this and all that follow are as in `recstore_ops.TableOptions`; a type of rows by its name.
     """
 
     num_embeddings: int | None = None
@@ -123,10 +123,10 @@ class ConfigFile:
     """A configuration file that was read and found valid.
 
     Attributes:
-        path: where it is.
-        embedding_tables: what it says of tables, by name.
+        path: the path of the file.
+        embedding_tables: its entries of tables, by name.
         without_effect: the keys of RecStore's file that have no effect here.
-        recstore: what it says of servers, in RecStore's keys; see `recstore_ops.servers.server_config`.
+        recstore: its entries for servers, in RecStore's keys; see `recstore_ops.servers.server_config`.
     """
 
     path: Path
@@ -136,7 +136,7 @@ class ConfigFile:
 
 
 def active_config(reload: bool = False) -> ConfigFile | None:
-    """Returns this process's configuration file, or `None` where there is none.
+    """Returns this process's configuration file, or `None` if there is none.
 
     It is looked for and read at the first call, and again only with `reload`.
 
@@ -228,18 +228,18 @@ def configure_table(
     lr: float = DEFAULT_LR,
     **options: Unpack[ConfigOptions],
 ) -> TableConfig:
-    """Returns what a table is opened with: the arguments given, then the configuration file, then the defaults.
+    """Returns the configuration of a table: from the arguments given, then the configuration file, then the defaults.
 
     Args:
         name: the table's name.
         embedding_dim: elements a row, which the file may only repeat.
-        num_embeddings: the number of ids; `None` where not given.
-        lr: the learning rate, where neither the optimizer nor the file has one.
-        **options: as in `TableOptions`; `None` where not given.
+        num_embeddings: the number of ids; `None` if not given.
+        lr: the learning rate, if neither the optimizer nor the file has one.
+        **options: as in `TableOptions`; `None` if not given.
 
     Raises:
         TypeError: an option of another name, or with a value of another type.
-        ValueError: the file says another `embedding_dim`, or is invalid.
+        ValueError: the file has another `embedding_dim`, or is invalid.
     """
     config = active_config()
     entry = config.embedding_tables.get(name, TableEntry()) if config else TableEntry()

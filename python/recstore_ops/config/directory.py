@@ -19,9 +19,9 @@ _OF_EDITORS = ".#"
 class Directory:
     """A directory that is held open.
 
-    Its own path may lead over symbolic links: it is the caller's. A name inside is relative, and none of its parts is
-    empty, `.` or `..`; a link, a FIFO or a device that has one is refused, as is whatever else is no regular file where
-    one is expected. Nothing waits for who is at the other end of a FIFO.
+    The directory's own path may lead over symbolic links: it belongs to the caller. A name inside must be relative, and
+    none of its parts may be empty, `.` or `..`. A link, a FIFO or a device with such a name is refused. So is anything
+    but a regular file if one is expected. No call waits for the other end of a FIFO.
 
     Args:
         path: of a directory that is there.
@@ -58,7 +58,7 @@ class Directory:
 
     @property
     def native(self) -> _native.Directory:
-        """What native functions take."""
+        """The native directory, for native functions."""
         return self._native
 
     def subdirectory(self, name: str) -> Directory:
@@ -181,7 +181,7 @@ class Directory:
         """Returns what has a name inside, as "a regular file", "a directory" or "a symbolic link"; `None` if nothing.
 
         Raises:
-            OSError: it cannot be told.
+            OSError: the kind cannot be determined.
             ValueError: the name leads out.
         """
         return self._native.kind(name)
@@ -209,7 +209,7 @@ class Directory:
         """Locks a file, which it makes if it is not there, until the lock is released.
 
         Raises:
-            BlockingIOError: somebody else holds it.
+            BlockingIOError: the lock is held already.
             OSError: it is no regular file, or cannot be written.
             ValueError: the name leads out.
         """

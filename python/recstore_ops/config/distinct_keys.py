@@ -7,10 +7,10 @@ from typing import Any
 
 
 def distinct_keys(twice: Callable[[str, Any, Any], Exception]) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    """What `json.loads` takes as its `object_pairs_hook`.
+    """Returns an `object_pairs_hook` for `json.loads` that refuses a repeated key.
 
     Args:
-        twice: gives the error for a key that comes again, with its value before and its value now.
+        twice: makes the error for a repeated key, from the key, its earlier value and its new value.
     """
 
     def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checks a JSON value against a schema, and says of each problem where it is.
+"""Checks a JSON value against a schema, and reports the place of each problem.
 
 Only the keywords of draft 2020-12 that `recstore_config.schema.json` uses are known, so that the package needs no
 validator of its own; any other keyword in a schema is a `KeyError`.
@@ -22,11 +22,11 @@ _CHECKED_ELSEWHERE = {"$schema", "$defs", "title", "description", "then", "else"
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with one value.
+    """A problem with one value.
 
     Attributes:
         path: the keys that lead to the value, joined by points; empty for the whole document.
-        message: what is wrong with it.
+        message: the problem itself.
     """
 
     path: str
@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where in a document a value stands, and the schema that references are resolved in."""
+    """The place of a value in a document, and the schema that references are resolved in."""
 
     root: Schema
     keys: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What a field of a configuration is called on the command line, beside its type and its default.
+"""The command-line option of a configuration field, beside the field's type and default.
 
 A field has it in its type, `Annotated[int, Option("Rows of one step.")]`. `recstore_ops.config.command_options` makes
 the options of commands from it.
@@ -22,9 +22,9 @@ class Option:
         panel: the part of `--help` that lists it; None: the one of options without a panel.
         name: without dashes before it; None takes the field's.
         shown: the default in `--help`; None shows the default itself, unless that is None.
-        metavar: how `--help` names the value; None: by its type.
+        metavar: the value's name in `--help`; None: that of its type.
         least, most: bounds that the command line checks.
-        type, default: of the value on the command line, if the field's own are not what a user writes.
+        type, default: of the value on the command line, if they differ from the field's own.
         read: makes the field's value of it, given the option's name for errors.
     """
 

@@ -1,4 +1,4 @@
-"""Paths as users write them, where `~` is a home directory, and files that a command writes for its user."""
+"""Paths as users write them, with `~` for a home directory, and files that a command writes for its user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def user_path(path: str | PathLike[str], what: str = "path") -> str:
 
     Args:
         path: of a file or directory that need not exist.
-        what: what it is called where it was given, for errors.
+        what: the name of the argument or option that gave it, for errors.
 
     Raises:
         ValueError: an empty text, or a user without a home directory here.

@@ -1,4 +1,4 @@
-"""Progress bars on the standard error: those of tqdm, where they are shown."""
+"""Progress bars on the standard error, drawn by tqdm if they are shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recstore_ops.config.extras import imported, is_installed
 
 
 class Bar(Protocol):
-    """What work tells of itself; a context that closes the bar."""
+    """Reports the progress of work; a context that closes the bar."""
 
     def __enter__(self) -> Self: ...
 

@@ -1,18 +1,18 @@
 """The types in which a table keeps its rows: float32, bfloat16, float16, int8 and float8_e4m3fn.
 
-Arithmetic is in float32 always, and so are what a read gives and, without `state_dtype`, the optimizer's slots. A
-narrower row is widened, changed and rounded back:
+Arithmetic is always in float32, and so are the values that a read returns and, without `state_dtype`, the optimizer's
+slots. A narrower row is widened, changed and rounded back:
 
-- written rows and initial values to the nearest, ties to even. What exceeds float16's 65,504 becomes 65,504;
+- written rows and initial values to the nearest, ties to even. Values beyond float16's 65,504 become 65,504;
 - in an optimizer's step *stochastically*: up or down, with the probability that makes the expected value exact.
   Rounding to the nearest would take a small step away again and again, and the row would never move.
 
-The random bits are a function of the table's seed and name, the id, the column and the step: two runs give the same
+The random bits are a function of the table's seed and name, the id, the column and the step. Two runs give the same
 bits, whatever the threads, the vector width or the order of insertion; another seed gives others.
 
-A row of 8 bits has a scale besides, the least power of two with which its greatest weight has a code:
-`weight = code * scale`, codes being whole numbers from -127 to 127, or numbers of e4m3 up to 448. Each weight is a
-bfloat16 as well, so that is the type in which such rows are given where they are exact.
+A row of 8 bits also has a scale: the least power of two with which its greatest weight has a code. A weight is
+`code * scale`. Codes are whole numbers from -127 to 127, or numbers of e4m3 up to 448. Every such weight is a bfloat16
+as well, so exact values of these rows are given as bfloat16.
 
 Sources: Gupta et al. 2015, "Deep learning with limited numerical precision", section 3; "OCP Microscaling Formats (MX)
 Specification", version 1.0 (2023), there with a scale for 32 elements.
@@ -54,10 +54,10 @@ def state_type(dtype: torch.dtype | str) -> str | None:
 
 
 def check_output_dtype(output_dtype: torch.dtype | None, row_type: str, table: str) -> torch.dtype:
-    """Returns the type in which a module gives rows: float32 where none is asked for.
+    """Returns the type in which a module gives rows: float32 by default.
 
     Args:
-        output_dtype: float32 or the type of the rows, of rows of 8 bits bfloat16.
+        output_dtype: float32 or the type of the rows, which is bfloat16 for rows of 8 bits.
         row_type: the name of the type of the rows.
         table: named in the message.
 

@@ -1,4 +1,4 @@
-"""What describes a table, as keywords: the same configuration as in JSON and in Rust, with the same defaults."""
+"""The configuration of a table, as keywords: the same as in JSON and in Rust, with the same defaults."""
 
 import json
 import math

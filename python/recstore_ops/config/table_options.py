@@ -37,7 +37,7 @@ class ConfigOptions(StorageOptions, total=False):
 
 
 class TableOptions(ConfigOptions, total=False):
-    """What a table is opened with, as keywords.
+    """The options that a table is opened with, as keywords.
 
     An option that is absent or `None` has the value of the configuration file's entry for the table
     (`recstore_ops.load_config_file`), or else its default. The values are checked when the table is opened; an unknown
@@ -62,8 +62,8 @@ class TableOptions(ConfigOptions, total=False):
             it, duplicates summed; without one, none is.
         state_dtype: the type of what the rule keeps for each element of a row: `torch.float32`, the default,
             `torch.bfloat16`, or `"float8"`, of 8 bits with a scale a row. A step rounds it stochastically, as rows.
-            What is kept once a row, and `ema_decay`'s averages, stay float32. Refused where the rule keeps nothing of
-            that kind.
+            Values kept once a row, and `ema_decay`'s averages, stay float32. Refused if the rule keeps nothing of that
+            kind.
         ema_decay: keeps the moving average of each row: `e = ema_decay * e + (1 - ema_decay) * w` at every step of the
             table. `recstore_ops.averaged` gives a model that has it; without a decay, none is kept.
         nan_policy: what happens to NaN and infinity in rows and gradients: `error`, the default, `skip` or `allow`.
@@ -75,10 +75,11 @@ class TableOptions(ConfigOptions, total=False):
             `{"kind": "probability", "probability": p}`: each update admits with this probability.
             Any may have `"shared_rows": m`: ids without a row of their own read and train one of m rows, which a hash
             of the id names, and an id that is admitted starts from it.
-        eviction: which rows leave; none by default. Any of `ttl` (steps that no update came in), `min_norm` (L2) and
-            `capacity` (rows; the least by `policy`, `lru` or `lfu`, leave: a target of each sweep, between which there
-            may be more), further `interval` (1000) steps between two sweeps, `delay` (a tenth of it) steps until the
-            rows leave, and `keep`, ids that never do. The row of a module's `padding_idx` never does either.
+        eviction: which rows leave; none by default. Any of `ttl` (steps without an update of the row), `min_norm` (L2)
+            and `capacity` (rows). Each sweep brings a table down to its `capacity`: the least rows by `policy`, `lru`
+            or `lfu`, leave. Between sweeps there may be more. Further `interval`, the steps between two sweeps (1000),
+            `delay`, the steps until the rows leave (a tenth of it), and `keep`, ids that never do. The row of a
+            module's `padding_idx` never does either.
         memory_limit: the most bytes of memory that the table may take; no limit by default. Of a table with
             `eviction` the least rows by its policy leave at once for new ones; else, without `disk`, a call whose new
             rows would exceed it is refused and changes nothing.
@@ -90,10 +91,10 @@ class TableOptions(ConfigOptions, total=False):
             `mean`, the default, as `DistributedDataParallel` does.
         wire_dtype: the type in which rows and gradients travel between ranks: `torch.float32`, the default, or
             `torch.bfloat16`.
-        on_existing: what happens where the table is there with rows: `share` goes on with them, `error` raises, and
-            `reset` gives up rows, optimizer state and configuration, unless a module, a `Table` or a `DistTensor`
-            that is alive uses the table, or it lies on servers. Without it a module shares the table, and warns once
-            if a module that is gone trained or wrote its rows. All ranks of a `process_group` do the same.
+        on_existing: the treatment of a table that exists and has rows. `share` goes on with them and `error` raises.
+            `reset` gives up rows, optimizer state and configuration, unless a module, a `Table` or a `DistTensor` that
+            is alive uses the table, or it lies on servers. By default a module shares the table, and warns once if a
+            module that is gone trained or wrote its rows. All ranks of a `process_group` do the same.
     """
 
     process_group: dist.ProcessGroup | None

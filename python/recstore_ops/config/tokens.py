@@ -12,7 +12,7 @@ def check_token(token: str | None, what: str = "the token") -> None:
 
     Args:
         token: what servers ask for; None: nothing.
-        what: what it is called where it was given, for errors.
+        what: the name of the argument or option that gave it, for errors.
 
     Raises:
         ValueError: it is empty, longer than 4,096 bytes of UTF-8, or not one line of text.

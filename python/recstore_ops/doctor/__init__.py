@@ -1,4 +1,4 @@
-"""What `recstore doctor` looks at: whether this installation works, and what would make it faster.
+"""The checks of `recstore doctor`: whether this installation works, and how to make it faster.
 
 Each check is one function that returns one `Finding`.
 """

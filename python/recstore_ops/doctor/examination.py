@@ -1,4 +1,4 @@
-"""What `recstore doctor` looks at: whether this installation works, and what would make it faster.
+"""The checks of `recstore doctor`: whether this installation works, and how to make it faster.
 
 Each check is one function that returns one `Finding`.
 """
@@ -46,7 +46,7 @@ from recstore_ops.table.table import Table
 
 
 def examine_servers(config: ConfigFile) -> list[Finding]:
-    """Says what the servers and the programs of a file that was found valid do, or why they would not start."""
+    """Describes the servers and programs of a valid configuration file, or why they would not start."""
     findings: list[Finding] = []
     if "servers" in config.recstore.get("cache_ps", {}):
         findings += _served(config)
@@ -113,13 +113,13 @@ State = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        topic: what was looked at.
-        found: what it is like.
-        state: `ok`, `warning` for what costs speed or may surprise, `error` for what will not work.
-        advice: what to do; empty where there is nothing.
+        topic: the subject of the check.
+        found: its state, in words.
+        state: `ok`, `warning` if it costs speed or may surprise, `error` if something will not work.
+        advice: the remedy; empty if there is none.
     """
 
     topic: str
@@ -286,7 +286,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 
 
 def examine_config(path: Path) -> list[Finding]:
-    """Validates a configuration file: every problem by its path, or what tables, servers and programs make of it."""
+    """Validates a configuration file: reports each problem by its path, or findings on tables, servers and programs."""
     try:
         document = read_document(path)
     except (OSError, ValueError) as error:

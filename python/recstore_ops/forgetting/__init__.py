@@ -1,4 +1,4 @@
-"""Ids that are to be forgotten: deleted wherever their rows lie on disk or on servers, and named where they stay."""
+"""Forgets ids: deletes their rows on disk and on servers, and names the places that still hold them."""
 
 from recstore_ops.forgetting.forget import forget
 from recstore_ops.forgetting.report import ForgetReport, Held, PlaceReport

@@ -34,11 +34,11 @@ class BundlePlace:
     kind: Kind = "bundle"
 
     def tables(self) -> set[str]:
-        """Returns the names of its tables; raises OSError where the manifest is damaged."""
+        """Returns the names of its tables; raises OSError if the manifest is damaged."""
         return {table.name for table in Manifest.read(self.path).tables}
 
     def look(self, tables: Sequence[str], ids: IdSet) -> Look:
-        """Returns the rows that its tables have of ids; raises OSError where a file is damaged."""
+        """Returns the rows that its tables have of ids; raises OSError if a file is damaged."""
         return Look([found for table in self._named(tables) for found in self._of(table, ids)])
 
     def forget(self, tables: Sequence[str], ids: IdSet, look: Look, progress: bool | None) -> tuple[int, int]:

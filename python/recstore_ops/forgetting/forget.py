@@ -39,12 +39,12 @@ def forget(
     progress: bool | None = None,
     on_plan: Callable[[list[PlaceReport]], None] | None = None,
 ) -> ForgetReport:
-    """Deletes ids wherever their rows lie, and tells which files still hold them.
+    """Deletes the rows of ids in all given places, and lists the files that still hold the ids.
 
-    In checkpoints every snapshot goes that has an id, as a row, as deleted, as counted by admission or chosen by
-    eviction; one full snapshot of the newest state takes their place. Bundles get their tables without the rows. Other
+    A checkpoint loses every snapshot that has an id: as a row, as deleted, as counted by admission or as chosen by
+    eviction. One full snapshot of the newest state takes their place. Bundles get their tables without the rows. Other
     rows stay as they are, to the bit. Each place is changed as a whole or not at all. Then all files of the places are
-    looked through, by their formats. It takes the memory that the tables take in training.
+    searched, by their formats. The call takes as much memory as the tables take in training.
 
     A training process that has the rows in its memory brings them back with its next save: delete them there too.
 
@@ -52,7 +52,7 @@ def forget(
         places: directories: of checkpoints, of runs of `recstore train`, of servers that do not run (their `--data`, or
             one shard of it), of bundles, and of publications whose publisher does not run.
         table: the name of the table, or of several. Every place must have each of them.
-        ids: which. Those without a row are told, and are no error.
+        ids: the ids. Those without a row are reported, and are no error.
         servers: `host:port` of running servers, as `set_ps_servers` takes them. They delete the rows, and save to their
             directories, so that no log has the ids.
         hash_method: how the servers spread ids.
@@ -65,7 +65,7 @@ def forget(
         on_plan: called with what the places have, before anything is changed.
 
     Returns:
-        What was found and done, and what remains.
+        The report, with the ids found and removed, and the files that still hold ids.
 
     Raises:
         TypeError: ids that are no integers, or servers that are a text.
@@ -128,7 +128,7 @@ def _carried_out(place: Place, look: Look, names: Sequence[str], ids: IdSet, pro
 
 
 def _remaining(plan: list[tuple[Place, Look]], names: Sequence[str], ids: IdSet, *, dry_run: bool) -> list[Held]:
-    """What the places have after all, or keep."""
+    """The ids that the places still hold afterwards, or would still hold."""
     if dry_run:
         return [held for _, look in plan for held in look.stays]
     looks = [place.look(names, ids) for place, _ in plan]
@@ -136,7 +136,7 @@ def _remaining(plan: list[tuple[Place, Look]], names: Sequence[str], ids: IdSet,
 
 
 def _in_other_places(directories: list[Path], known: set[Path], names: Sequence[str], ids: IdSet) -> list[Held]:
-    """What checkpoints and bundles below have that nobody named; the files that these tell of are known then."""
+    """The ids in checkpoints and bundles below that the caller did not name; adds the files of these to `known`."""
     found = []
     for place in places_below(directories, known):
         # One that is damaged, or that somebody saves to, is looked through as other files are.

@@ -99,7 +99,7 @@ def read_ids(text: str, source: str) -> list[int]:
 
     Args:
         text: decimal numbers.
-        source: where it is from, for errors.
+        source: the origin of the text, for errors.
 
     Raises:
         ValueError: something else is in it.

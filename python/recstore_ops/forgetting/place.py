@@ -1,4 +1,4 @@
-"""What a place is asked and told, whichever kind it is of."""
+"""The interface of a place with rows to forget, whatever its kind."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from recstore_ops.forgetting.report import Held, Kind
 
 @dataclass(frozen=True)
 class Look:
-    """What a place has of ids.
+    """The ids that a place holds.
 
     Attributes:
-        held: what goes when they are forgotten.
-        stays: what does not.
-        snapshots: those that go.
-        seen: all that there were.
+        held: those that forgetting deletes.
+        stays: those that it leaves.
+        snapshots: the snapshots that it drops.
+        seen: all snapshots of the place.
         is_unfinished: whether a save was cut off there, which may have left files of snapshots that are gone.
     """
 
@@ -35,16 +35,16 @@ class Place(Protocol):
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The path of the place."""
         ...
 
     @property
     def kind(self) -> Kind:
-        """What it is."""
+        """The kind of the place."""
         ...
 
     def tables(self) -> set[str]:
-        """Returns the names of its tables; raises RuntimeError or OSError where it is damaged."""
+        """Returns the names of its tables; raises RuntimeError or OSError if it is damaged."""
         ...
 
     def look(self, tables: Sequence[str], ids: IdSet) -> Look:
@@ -71,7 +71,7 @@ def held(place: Path | str, what: str, found: Found, *, is_certain: bool = True)
 
 
 def held_perhaps(place: Path | str, what: str, found: Found) -> list[Held]:
-    """The same where numbers may be ids by chance."""
+    """The same for numbers that may be ids by chance."""
     return held(place, what, found, is_certain=are_certain(found))
 
 

@@ -1,4 +1,4 @@
-"""Which places the directories of a user are: what is found is told by its own files, and all else is refused."""
+"""Finds the places in a user's directories, each kind by its own files; anything else is refused."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ class PublicationPlace:
     kind: Kind = "publication"
 
     def tables(self) -> set[str]:
-        """Returns the names of its tables; raises OSError where it is damaged."""
+        """Returns the names of its tables; raises OSError if it is damaged."""
         return BundlePlace(self.path / Current.read(self.path).base.name).tables()
 
     def look(self, tables: Sequence[str], ids: IdSet) -> Look:
-        """Returns what bases and updates have of ids; raises OSError where a file is damaged."""
+        """Returns what bases and updates have of ids; raises OSError if a file is damaged."""
         found: list[Held] = []
         for stretch in self._stretches():
             found += BundlePlace(self.path / stretch.base.name).look(tables, ids).held
@@ -48,7 +48,7 @@ class PublicationPlace:
         return Look(found)
 
     def forget(self, tables: Sequence[str], ids: IdSet, look: Look, progress: bool | None) -> tuple[int, int]:
-        """Writes base and updates anew; raises ValueError where a publisher runs."""
+        """Writes base and updates anew; raises ValueError if a publisher runs."""
         if not look.held:
             return 0, 0
         with Directory(self.path) as directory:

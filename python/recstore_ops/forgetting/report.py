@@ -1,4 +1,4 @@
-"""What forgetting ids comes to."""
+"""The results of forgetting ids."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 SKETCHED = "a sketch"
-"""As what ids are held whose counters are above zero, be it for others."""
+"""The form in which ids are held whose counters are above zero; other ids may have caused that."""
 
 Kind = Literal["checkpoint", "server", "bundle", "publication", "servers"]
 
@@ -18,12 +18,12 @@ class Held:
 
     Attributes:
         place: the file; of servers the table.
-        what: as what it has them: `rows`, `deleted ids`, `counts`, `rows chosen to leave`, `a sketch`, `log`; or where
-            they were found: `text`, `a tensor`, a column; or why the file could not be read.
-        ids: which, ascending; empty where the file could not be read.
+        what: the form in which it has them: `rows`, `deleted ids`, `counts`, `rows chosen to leave`, `a sketch`, `log`;
+            or the place of a find: `text`, `a tensor`, a column; or the reason why the file could not be read.
+        ids: the ids, ascending; empty if the file could not be read.
         occurrences: how often.
-        is_certain: whether it is them. Below 2^31 a number may be there by chance, unless the file's format says that
-            it is an id; the counters of a sketch may be those of other ids.
+        is_certain: whether these are certainly the ids. Below 2^31 a number may be there by chance, unless the file's
+            format marks it as an id; the counters of a sketch may belong to other ids.
     """
 
     place: Path | str
@@ -47,7 +47,7 @@ def _shown(ids: tuple[int, ...], most: int = 5) -> str:
 
 @dataclass(frozen=True)
 class PlaceReport:
-    """What forgetting did to one checkpoint, shard or bundle, or to servers.
+    """The result of forgetting in one checkpoint, shard or bundle, or on servers.
 
     Attributes:
         place: its directory, or the addresses of the servers.
@@ -74,7 +74,7 @@ class PlaceReport:
 
 @dataclass(frozen=True)
 class ForgetReport:
-    """What `forget` found and did.
+    """The result of `forget`.
 
     Attributes:
         tables: those whose rows were to go.

@@ -49,7 +49,7 @@ _COMPRESSED: dict[bytes, Opener] = {
 """How files begin that are compressed, and what reads them."""
 
 _UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, lzma.LZMAError, zlib.error, zipfile.BadZipFile)
-"""What readers raise about a file: the system's errors, and those of damaged or encrypted contents."""
+"""Errors that readers raise about a file: the system's errors, and those of damaged or encrypted contents."""
 
 
 def scan(

@@ -50,7 +50,7 @@ class ServersPlace:
         return self._report(tables, found)
 
     def forget(self, tables: Sequence[str], ids: IdSet) -> PlaceReport:
-        """Deletes the ids, and lets the servers save; raises as `look`, and RuntimeError where one cannot be saved."""
+        """Deletes the ids, and lets the servers save; raises as `look`, and RuntimeError if one cannot be saved."""
         found, saved = self._call(tables, ids, dry_run=False)
         rows, size = sum(map(len, found)), sum(bytes or 0 for bytes in saved)
         return self._report(tables, found, rows, size)

@@ -42,7 +42,7 @@ class StorePlace:
         return set(_native.tables_in(str(self.path))["tables"])
 
     def look(self, tables: Sequence[str], ids: IdSet) -> Look:
-        """Returns what snapshots and log have of ids; raises RuntimeError where a file is damaged."""
+        """Returns what snapshots and log have of ids; raises RuntimeError if a file is damaged."""
         native = _native.ids_in(str(self.path), list(tables), list(ids))
         look = Look(snapshots=native["holding"], seen=native["snapshots"], is_unfinished=native["unfinished"])
         for each in native["held"]:
@@ -56,7 +56,7 @@ class StorePlace:
         return look
 
     def forget(self, tables: Sequence[str], ids: IdSet, look: Look, progress: bool | None) -> tuple[int, int]:
-        """Takes away what `look` has found, and what a save that was cut off has left."""
+        """Removes the ids that `look` found, and the remains of a save that was cut off."""
         if not look.held and not look.is_unfinished:
             return 0, 0
         left = {"tables": list(tables), "ids": list(ids), "snapshots": look.seen, "holding": look.snapshots}

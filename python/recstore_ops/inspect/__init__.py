@@ -1,4 +1,4 @@
-"""What a table or a checkpoint holds: configuration, statistics, norms, rows and optimizer state."""
+"""Reports about a table or a checkpoint: configuration, statistics, norms, rows and optimizer state."""
 
 from recstore_ops.inspect.checkpoint_report import (
     CheckpointReport,

@@ -32,11 +32,11 @@ class SnapshotReport:
 
     Attributes:
         id: its name.
-        parent: the snapshot that it tells the changes since; `None` for a full one.
+        parent: the snapshot on which its changes build; `None` for a full one.
         created: when it was saved, UTC.
-        kind: `full`, or `delta` if it tells only what changed of at least one table.
+        kind: `full`, or `delta` if it has only the changes of at least one table.
         bytes: of its own files.
-        metadata: what the save was given along.
+        metadata: the metadata given to the save.
     """
 
     id: str
@@ -53,7 +53,7 @@ class SavedTableReport:
 
     Attributes:
         table: the table as it is once loaded; its norms are over all rows whose values are finite.
-        bytes: of the files it is loaded from, those of the snapshots before included where it is a delta.
+        bytes: of the files it is loaded from; for a delta, those of the snapshots before are included.
         non_finite: the rows with a value that is NaN or infinite.
     """
 
@@ -64,7 +64,7 @@ class SavedTableReport:
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What `inspect_checkpoint` found.
+    """The report of `inspect_checkpoint`.
 
     Attributes:
         path: the directory.
@@ -92,7 +92,7 @@ class CheckpointReport:
 def inspect_checkpoint(
     path: str | PathLike[str], table: str | None = None, ids: Tensor | Iterable[int] | None = None
 ) -> CheckpointReport:
-    """Describes the snapshots of a directory, the tables of the newest and, where asked, the rows of some ids.
+    """Describes the snapshots of a directory, the tables of the newest and, if asked, the rows of some ids.
 
     The tables are loaded for that, checksums compared, and dropped again. Update rules of the program that saved them
     are not needed.

@@ -31,8 +31,8 @@ class RowNorms:
     """Euclidean norms of rows.
 
     Attributes:
-        rows: how many rows they are of.
-        minimum, mean, maximum: over those rows; NaN where a row holds NaN.
+        rows: the number of rows.
+        minimum, mean, maximum: over those rows; NaN if a row holds NaN.
     """
 
     rows: int
@@ -43,7 +43,7 @@ class RowNorms:
 
 @dataclass(frozen=True)
 class InspectedRow:
-    """What a table holds for one id.
+    """The contents of a table for one id.
 
     Attributes:
         id: the id.
@@ -60,7 +60,7 @@ class InspectedRow:
 
 @dataclass(frozen=True)
 class TableReport:
-    """What `inspect_table` found.
+    """The report of `inspect_table`.
 
     Attributes:
         name: the table's name.
@@ -86,7 +86,7 @@ class TableReport:
         """Prints the report as plain tables.
 
         Args:
-            console: where to; standard output by default.
+            console: the output; standard output by default.
         """
         if console is None:
             console = cast("Console", imported("rich.console", "cli", "a printed report").Console())
@@ -131,7 +131,7 @@ class TableReport:
 
 
 def inspect_table(name: str, ids: Tensor | Iterable[int] | None = None, sample: int = 100_000) -> TableReport:
-    """Describes a table and, where asked, the rows of some ids. It changes nothing.
+    """Describes a table and, if asked, the rows of some ids. It changes nothing.
 
     Args:
         name: the table's name.

@@ -20,9 +20,10 @@ Model = TypeVar("Model", bound=nn.Module)
 def averaged(model: Model) -> Model:
     """Returns a copy of a model whose tables hold the moving averages of their rows, to evaluate, save or export.
 
-    Its tables must have been opened with `ema_decay`. The average of a row is that of its values after each step of the
-    table, steps that left it alone included. Parameters outside tables are copied as they are: average those by
-    `torch.optim.swa_utils.AveragedModel`. The copy owns its tables, as every deep copy does: they go with it.
+    Its tables must have been opened with `ema_decay`. The values of a row are averaged over all steps of the table,
+    including steps that left the row alone. Parameters outside tables are copied as they are: average those with
+    `torch.optim.swa_utils.AveragedModel`. The copy owns its tables, as every deep copy does, and they are dropped with
+    it.
 
     Raises:
         ValueError: a table without `ema_decay`, or with shared rows; or a model without tables.

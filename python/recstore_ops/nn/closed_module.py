@@ -21,7 +21,7 @@ class _ClosedType(type):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """What the constructor takes, which `__call__` hides."""
+        """The signature of the constructor, which `__call__` hides."""
         signature = inspect.signature(cls.__init__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
@@ -39,7 +39,7 @@ class ClosedModule(nn.Module, metaclass=_ClosedType):
         raise NotImplementedError
 
     def __prepare_scriptable__(self) -> Any:
-        """What `torch.jit.script` asks for."""
+        """Returns the module itself within a collection; otherwise refuses `torch.jit.script`."""
         if self._is_in_collection:
             return self  # The collection reads the table, and its program has no module for it.
         raise refused_by_script(type(self).__name__, [table.name for table in self.tables()])

@@ -33,7 +33,7 @@ class CollectedGradients(Tensor):
 
     @property
     def grad(self) -> Tensor | None:  # type: ignore[override]
-        """The merged gradients, float32 `[U, dim]`, to be changed in place; `None` where none were collected."""
+        """The merged gradients, float32 `[U, dim]`, to be changed in place; `None` if none were collected."""
         tables = self._find_tables()
         return _gather(tables).lend_collected() if tables else None
 

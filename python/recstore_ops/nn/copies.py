@@ -1,6 +1,6 @@
 """Copies between the host and a device, beside what the device computes.
 
-`Copies` says what staging needs of a device; `CudaCopies` is that of CUDA.
+`Copies` is the interface that staging uses for a device; `CudaCopies` implements it for CUDA.
 """
 
 from __future__ import annotations

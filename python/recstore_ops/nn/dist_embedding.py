@@ -39,28 +39,28 @@ InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 
 
 class TableModule(ClosedModule):
-    """What modules over one table have in common: opening it, its padding row, its trace, its place as a parameter.
+    """Common parts of modules over one table: opening it, its padding row, its trace, its place as a parameter.
 
     The table is no parameter, but a `TableParameter` stands for it in `parameters()`: with `requires_grad` it freezes
     the module, and with `grad = None` or `zero_grad()` it drops what was collected. Conversions such as `half()` change
-    the type of what `forward` gives, and rows keep theirs.
+    the type of what `forward` returns; rows keep their own type.
 
-    What is left out here is taken from the configuration file's entry for the table, where there is one; see
+    Options that are left out here are taken from the configuration file's entry for the table, if there is one; see
     `recstore_ops.load_config_file`.
 
     Args:
-        num_embeddings: the number of ids; `None` for an open vocabulary, where every int64 is an id.
+        num_embeddings: the number of ids; `None` for an open vocabulary, in which every int64 is an id.
         embedding_dim: elements a row.
         name: the table's name. An existing table of this name and an equal configuration is shared.
-        init_func: `init_func((num_embeddings, embedding_dim), dtype)` gives the rows that a new table starts with;
-            without it rows start at their initial values, without being stored. `dtype` is that of the rows, in which
-            it may return them.
-        lr: the learning rate, where neither `optimizer` nor the configuration file has one; 0.01 by default.
+        init_func: `init_func((num_embeddings, embedding_dim), dtype)` returns the rows that a new table starts with.
+            `dtype` is the type of the table's rows, and the result may have it. Without `init_func` rows start
+            at their initial values, without being stored.
+        lr: the learning rate, if neither `optimizer` nor the configuration file has one; 0.01 by default.
         padding_idx: an id that gets no gradient, or several; their rows in a new table are zero, as in `torch.nn`.
         max_norm: refused: a lookup changes no row.
         scale_grad_by_freq: whether the gradient of a row is divided by how often its id occurs in the batch, before
             the gradients of several batches are summed.
-        output_dtype: the type of what `forward` gives: `torch.float32`, the default, or that of the rows.
+        output_dtype: the type of what `forward` returns: `torch.float32`, the default, or the type of the rows.
         **options: see `recstore_ops.TableOptions`, which describes each: `optimizer`, `initializer`, `dtype`, `seed`,
             `admission`, `eviction`, `memory_limit`, `disk`, `process_group` and others.
 
@@ -68,8 +68,8 @@ class TableModule(ClosedModule):
         TypeError: an option of another name.
         ValueError: an empty name, an invalid configuration, a table of this name with another one, `max_norm`, another
             `output_dtype`, or ranks that make different modules.
-        RuntimeError: in a job of several processes, where each would train a copy of its own, without a
-            `process_group`; or another rank could not make its module.
+        RuntimeError: a job of several processes has no `process_group`, so each process would train its own copy; or
+            another rank could not make its module.
     """
 
     _fixed: ClassVar[frozenset[str]] = frozenset({"num_embeddings", "embedding_dim", "name", "table"})
@@ -217,7 +217,7 @@ class TableModule(ClosedModule):
     def looked_up(self) -> Table:
         """The table as lookups take it: with the anchor that `torch.func.functional_call` puts in the stand-in's place.
 
-        What is put there says whether rows get a gradient, as another weight of an `nn.Embedding` does.
+        The tensor put there decides whether rows get a gradient, as a replaced weight of an `nn.Embedding` does.
         """
         stand_in: Any = self._parameters["weight"]
         return self.table if type(stand_in) is TableParameter else self.table.anchored(stand_in, type(self).__name__)
@@ -227,7 +227,7 @@ class TableModule(ClosedModule):
         return [self.table]
 
     def requests(self, features: Tensor) -> list[Request]:
-        """What a forward of these ids looks up in a sharded table, for `ShardedPipeline`."""
+        """The lookups in a sharded table that a forward of these ids makes, for `ShardedPipeline`."""
         ids, padding_idx = with_one_padding(check_ids(features), self.padding_idx)
         return [Request(self.table, ids, padding_idx)]
 
@@ -235,8 +235,8 @@ class TableModule(ClosedModule):
     def reset_parameters(self) -> None:
         """Brings all rows of the table, for all modules over it, back to their initial values, without slots.
 
-        The values are those of `initializer`; what `init_func` or a matrix gave is not kept. The padding row is zero.
-        Learning rate, step and collected gradients stay. Of a sharded table these are the rows of this rank.
+        Rows get the values of `initializer`; values from `init_func` or a matrix are not kept. The padding row is zero.
+        Learning rate, step and collected gradients stay. If the table is sharded, only this rank's rows are reset.
         """
         operators.hashtable_clear(self.table.handle)
         self._zero_padding_row()
@@ -269,7 +269,7 @@ class DistEmbedding(TableModule):
     """Rows of a table, looked up by id: `[...]` ids give `[..., embedding_dim]`. `SparseOptimizer` steps them.
 
     Args:
-        num_embeddings: ids are below it; `None` for an open vocabulary, where every int64 is an id.
+        num_embeddings: ids are below it; `None` for an open vocabulary, in which every int64 is an id.
         embedding_dim: elements a row.
         name: the table's name. Modules with one name and one configuration share its rows.
         init_func: `init_func((num_embeddings, embedding_dim), dtype)` gives the first rows; without it they start at
@@ -345,7 +345,7 @@ class DistEmbedding(TableModule):
 
 
 def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
-    """Says so where an existing table keeps a learning rate or weight decay that differs from the one asked for."""
+    """Warns if an existing table keeps a learning rate or weight decay that differs from the one asked for."""
     kept = table.config.optimizer
     for key in {"lr", "alpha", "weight_decay"} & asked.keys():
         value, kept_value = asked[key], kept.get(key, kept.get("alpha"))

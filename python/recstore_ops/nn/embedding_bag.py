@@ -17,7 +17,7 @@ class DistEmbeddingBag(TableModule):
     """Pooled rows of bags of ids: `[N]` ids and `[B]` offsets give `[B, embedding_dim]`.
 
     Args:
-        num_embeddings: ids are below it; `None` for an open vocabulary, where every int64 is an id.
+        num_embeddings: ids are below it; `None` for an open vocabulary, in which every int64 is an id.
         embedding_dim: elements a row.
         name: the table's name. Modules with one name and one configuration share its rows.
         mode: `sum`, `mean` or `max`.

@@ -54,18 +54,18 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         ps_host: the address of a parameter server, where the tables are opened, and all after them; see
             `recstore_ops.servers`.
         ps_port: its port.
-        keyed_output: whether `forward` gives a `KeyedTensor` where all dims agree, too.
-        is_weighted: whether every batch must have weights (`True`), or those of batches are left out (`False`); by
-            default weights count where a batch has them.
-        device: the device of the module, as `to` gives it; rows stay where they are.
+        keyed_output: whether `forward` returns a `KeyedTensor` even if all dims are equal.
+        is_weighted: whether every batch must have weights (`True`), or the weights of batches are ignored (`False`); by
+            default weights count if a batch has them.
+        device: the device of the module, as `to` sets it; rows do not move.
         **options: see `recstore_ops.TableOptions`, for the tables that have no such option of their own. With a
             `process_group` a batch is one exchange for all tables.
 
     Raises:
         TypeError: a description of a table of another type, or an option of another name.
         ValueError: no tables, a name twice, an invalid table, a server's address, or `fusion_k` out of [1, 62].
-        RuntimeError: in a job of several processes, where each would train a copy of its own, without a
-            `process_group`; or another rank could not make its tables.
+        RuntimeError: a job of several processes has no `process_group`, so each process would train its own copy; or
+            another rank could not make its tables.
 
     Examples:
         >>> bags = RecStoreEmbeddingBagCollection([
@@ -120,14 +120,14 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
 
         Returns:
             (Tensor | KeyedTensor): `[B, F, dim]`, float32 unless the module was converted, features in the order of the
-                tables. Where dims differ, or with `keyed_output`, a `KeyedTensor` of `[B, D]` columns, TorchRec's for
+                tables. If dims differ, or with `keyed_output`, a `KeyedTensor` of `[B, D]` columns, TorchRec's for
                 TorchRec's batch. An empty bag gives zeros.
 
         Raises:
             TypeError: something else than a batch, or ids or weights of another type.
-            ValueError: features are missing or come twice, or there are others; weights are missing where the
-                collection `is_weighted`; features have different numbers of examples without inverse indices;
-                there are ids behind the last bag.
+            ValueError: features are missing or come twice, or there are others; weights are missing although the
+                collection `is_weighted`; features have different numbers of examples without inverse indices; there are
+                ids behind the last bag.
             IndexError: an id out of its table's `num_embeddings`.
         """
         if torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
@@ -136,7 +136,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
             return self._recorded(features) if isinstance(features, Proxy) else self._eager(features)
 
     def _eager(self, features: Any) -> Any:
-        """What `forward` gives outside of TorchScript."""
+        """`forward` outside of TorchScript."""
         pooled_BD = self._pooled_sharded(features) if self._is_sharded() else self._pooled_here(features)
         output_dtype = self._output_dtype()
         if pooled_BD.dtype != output_dtype:
@@ -149,7 +149,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         return type_beside(features, "KeyedTensor")(keys=names, length_per_key=dims, values=pooled_BD)
 
     def _scripted(self, features: KeyedJaggedTensor):
-        """What `torch.jit.script` compiles in the place of `forward`."""
+        """`forward` as `torch.jit.script` compiles it."""
         weights = features.weights_or_none()
         if self._program_is_weighted and weights is None:
             raise ValueError("the collection is_weighted, and the batch has no weights")
@@ -164,7 +164,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
             return pooled_BD.reshape(pooled_BD.shape[0], len(dims), dims[0])
 
     def __prepare_scriptable__(self) -> Any:
-        """What `torch.jit.script` asks for: gives it what programs read."""
+        """Sets the attributes that programs read, and gives itself to `torch.jit.script`."""
         self._prepare_program()
         dims = self._dims(self._outputs)
         self._program_means = [bag.mode == "mean" for bag in self._modules_of(self._outputs)]
@@ -174,7 +174,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         return self
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """What describes the tables."""
+        """The configurations of the tables."""
         return self._embedding_bag_configs
 
     def is_weighted(self) -> bool:
@@ -193,12 +193,12 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
     def issue_fused_prefetch(self, features: Any, record_handle: bool = True) -> Any:
         """Issues a read of all rows of a batch, which a forward of the same batch then consumes.
 
-        What the process changes after the issue is seen. A compiled forward, or one of another batch, leaves the
-        prefetch pending and reads.
+        The rows include changes that the process makes after the issue. A compiled forward, or one of another batch,
+        leaves the prefetch pending and reads the rows itself.
 
         Args:
             features: a batch as `forward` takes it.
-            record_handle: whether the next forwards may consume it; otherwise whoever issued it hands it to
+            record_handle: whether the next forwards may consume it. Otherwise the caller hands the handle to
                 `set_fused_prefetch_handle`, from another thread for example.
 
         Returns:
@@ -238,8 +238,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
 
         Args:
             handle: of `issue_fused_prefetch`.
-            num_ids: checked against the number of ids issued, where given.
-            issue_ts: checked against the time of the issue, where given.
+            num_ids: if given, it must equal the number of ids issued.
+            issue_ts: if given, it must equal the time of the issue.
             record_stats: whether `report_prefetch_stats` counts its use.
             fused_ids_cpu: the distinct fused ids, checked together with `fused_inverse` against those issued.
             fused_inverse: the place of each id among them.
@@ -276,7 +276,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         self._prefetch_handles = dict(handles)
 
     def report_prefetch_stats(self, reset: bool = True) -> dict[str, float]:
-        """What became of prefetches: `issued`, `used`, `unused`, `ids`, and `ahead_ms` and `wait_ms`, summed."""
+        """Counts and times of prefetches: `issued`, `used`, `unused`, `ids`, and `ahead_ms` and `wait_ms`, summed."""
         return self._prefetches.report(reset)
 
     def _refuse_sharded(self, method: str) -> None:
@@ -292,7 +292,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         return next(iter(self._prefetches.pending()), None)
 
     def _prefetched(self, batch: KeyedJaggedTensor, outputs: list[Output], ids_N: Tensor) -> list[Tensor] | None:
-        """The rows of each output where they were prefetched; a graph does not look."""
+        """The rows of each output if they were prefetched; a graph uses no prefetches."""
         if torch.compiler.is_compiling():
             return None
         if self._prefetch_handles:
@@ -346,7 +346,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         self._prefetch_handles = {}
 
     def requests(self, features: Any) -> list[Request]:
-        """What a forward of these features looks up in sharded tables, for `ShardedPipeline`."""
+        """The lookups in sharded tables that a forward of these features makes, for `ShardedPipeline`."""
         return self._requests(self._by_output(self._checked(features)))
 
     def _requests(self, batch: KeyedJaggedTensor) -> list[Request]:
@@ -454,7 +454,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         return without_weights(batch) if self._is_weighted is False and has_weights else batch
 
     def _of_all_examples(self, features: Any, pooled_BD: Tensor, dims: list[int]) -> Tensor:
-        """What the examples of the batch get, where features hold equal bags once."""
+        """The pooled rows of all examples of the batch, also if features hold equal bags once."""
         inverse_indices = features.inverse_indices_or_none() if hasattr(features, "inverse_indices_or_none") else None
         if inverse_indices is None:
             return pooled_BD
@@ -489,7 +489,7 @@ def _open_bags(config: EmbeddingBagConfig, lr: float, options: TableOptions) -> 
 
 
 def _weights(batch: KeyedJaggedTensor, bags: list[DistEmbeddingBag]) -> Tensor | None:
-    """The weight of each id, `[N]`, where the batch has them."""
+    """The weight of each id, `[N]`, if the batch has weights."""
     weights_N = batch.weights_or_none()
     if weights_N is not None:
         if weights_N.dtype in {bag.output_dtype for bag in bags}:

@@ -34,7 +34,7 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
         ps_host: the address of a parameter server, where the tables are opened, and all after them; see
             `recstore_ops.servers`.
         ps_port: its port.
-        device: the device of the module, as `to` gives it; rows stay where they are.
+        device: the device of the module, as `to` sets it; rows do not move.
         need_indices: whether outputs have the ids as their weights, in the place of those of the batch.
         **options: see `recstore_ops.TableOptions`, for the tables that have no such option of their own. With a
             `process_group` a batch is one exchange for all tables.
@@ -42,8 +42,8 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
     Raises:
         TypeError: a description of a table of another type, or an option of another name.
         ValueError: no tables, a name twice, an invalid table, or a server's address.
-        RuntimeError: in a job of several processes, where each would train a copy of its own, without a
-            `process_group`; or another rank could not make its tables.
+        RuntimeError: a job of several processes has no `process_group`, so each process would train its own copy; or
+            another rank could not make its tables.
     """
 
     __module__ = "recstore_ops"
@@ -72,9 +72,9 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
                 in any order.
 
         Returns:
-            For each feature a `JaggedTensor` of rows, `[ids of the feature, dim]`, with the batch's lengths, and its
-            weights where it has any, or with its ids in their place (`need_indices`); TorchRec's for TorchRec's batch.
-            A feature that looks up several tables comes as `feature@table`.
+            For each feature a `JaggedTensor` of rows, `[ids of the feature, dim]`, with the batch's lengths and its
+            weights if it has any. With `need_indices` the ids take the place of the weights. For TorchRec's batch it is
+            TorchRec's type. A feature that looks up several tables comes as `feature@table`.
 
         Raises:
             TypeError: something else than a batch, or ids of another type.
@@ -88,7 +88,7 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
             return cast(Any, self._recorded(features)) if is_symbolic else self._eager(features)
 
     def _eager(self, features: Any) -> dict[str, Any]:
-        """What `forward` gives outside of TorchScript."""
+        """`forward` outside of TorchScript."""
         values = self._sharded_rows(features) if self._is_sharded() else self._rows(features)
         parts = self._checked(features).to_dict()
         jagged = type_beside(features, "JaggedTensor")
@@ -100,7 +100,7 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
         return rows
 
     def _scripted(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """What `torch.jit.script` compiles in the place of `forward`."""
+        """`forward` as `torch.jit.script` compiles it."""
         refuse_gradients(self._program_is_trained)
         batch = batch_of_outputs(features, self._program_features)
         return rows_by_name(
@@ -108,13 +108,13 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
         )
 
     def __prepare_scriptable__(self) -> Any:
-        """What `torch.jit.script` asks for: gives it what programs read."""
+        """Sets the attributes that programs read, and gives itself to `torch.jit.script`."""
         self._prepare_program()
         self._program_needs_indices = self._need_indices
         return self
 
     def requests(self, features: Any) -> list[Request]:
-        """What a forward of these features looks up in sharded tables, for `ShardedPipeline`."""
+        """The lookups in sharded tables that a forward of these features makes, for `ShardedPipeline`."""
         parts = self._checked(features).to_dict()
         tables = zip(self._outputs, self._tables_of(self._outputs), strict=True)
         return [Request(table, check_ids(parts[output.feature].values())) for output, table in tables]
@@ -136,7 +136,7 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
         ]
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """What describes the tables."""
+        """The configurations of the tables."""
         return self._embedding_configs
 
     def need_indices(self) -> bool:

@@ -71,13 +71,13 @@ def embedding_bag(
 ) -> Tensor:
     """Pools the rows of bags of ids, as `torch.nn.functional.embedding_bag`.
 
-    With weights `w` a sum is `sum(w * x)` and a mean `sum(w * x) / sum(w)`, over the rows `x` that count; where the
+    With weights `w` a sum is `sum(w * x)` and a mean `sum(w * x) / sum(w)`, over the rows `x` that count. If the
     weights of a bag add up to zero, its mean is zero and has no gradient.
 
     Args:
         input: ids, `[N]` with `offsets`, or `[B, L]` for bags of equal length.
         table: an open table, or a dim for the table `default/<dim>`.
-        offsets: int64, `[B]`: where each bag starts; `[B + 1]` with `include_last_offset`.
+        offsets: int64, `[B]`: the start of each bag; `[B + 1]` with `include_last_offset`.
         mode: how the rows of a bag are pooled.
         per_sample_weights: float32, of `input`'s shape: weights of the rows, for `sum` and `mean`. They get a gradient.
         include_last_offset: whether `offsets` also holds the end of the last bag.
@@ -157,15 +157,15 @@ def needs_backward(table: Table, weights: Tensor | None) -> bool:
 
 
 class _Bags(NamedTuple):
-    """What `embedding_bag` was given, as lookups take it.
+    """The arguments of `embedding_bag`, as lookups take them.
 
     Attributes:
         ids_N: with one padding id.
         offsets: `[B + 1]`.
         weights_N: the weights of the rows.
         mode: how they are pooled; a weighted mean is a sum first.
-        padding_idx: that one.
-        is_weighted_mean: whether the sums are to be divided by those of the weights.
+        padding_idx: the padding id in `ids_N`.
+        is_weighted_mean: whether the sums are to be divided by the sums of the weights.
     """
 
     ids_N: Tensor

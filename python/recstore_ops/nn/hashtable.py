@@ -93,7 +93,7 @@ class HashTableRegister:
 
 
 class NameClaim:
-    """What a `HashTable` and its copies hold as long as their name is theirs."""
+    """A claim on a name, which a `HashTable` and its copies hold as long as they have the name."""
 
     def __init__(self, name: str, description: str) -> None:
         self.name = name
@@ -106,25 +106,25 @@ class NameClaim:
 class HashTable(TableModule):
     """Rows of any shape, by id.
 
-    Only one live `HashTable` has a given name; a loaded pickle is a further view of the same table, with gradients of
-    its own, and a deep copy has a table and a name of its own. The rows outlive the module, as those of every module
-    here but deep copies: `RecStoreClient.drop` deletes them.
+    Only one live `HashTable` has a given name. A loaded pickle is a further view of the same table, with its own
+    gradients; a deep copy has its own table and name. The rows outlive the module, as with every module here except
+    deep copies: `RecStoreClient.drop` deletes them.
 
     Args:
         embedding_shape: the shape of one row; an int stands for one size. The table's dim is the product.
         name: the table's name.
-        num_embeddings: ids outside `[0, num_embeddings)` are refused; `None` for an open vocabulary, where every
+        num_embeddings: ids outside `[0, num_embeddings)` are refused; `None` for an open vocabulary, in which every
             int64 is an id.
-        lr: the learning rate, where neither `optimizer` nor the configuration file has one; 0.01 by default.
+        lr: the learning rate, if neither `optimizer` nor the configuration file has one; 0.01 by default.
         insert_on_lookup: whether ids without a row get one when they are looked up in training; otherwise with
             their first update.
         grad_reduce_by: what a row's gradients are divided by once they are summed: `worker`, the number of workers;
             `id`, the times that the row occurs in the call.
         num_workers: the workers whose gradients come to this table; those of the `torch.distributed` job by default,
             and 1 with a `process_group`, whose `grad_reduce` divides already.
-        **options: see `recstore_ops.TableOptions`. With a `process_group` a forward reaches the rows of all ranks;
-            `insert` and `delete` change those of this rank, so that all are changed once every rank has called them
-            with all ids; what lists ids, rows or gradients lists those of this rank.
+        **options: see `recstore_ops.TableOptions`. With a `process_group` a forward reads the rows of all ranks.
+            `insert` and `delete` change only the rows of this rank: all are changed once every rank has called them
+            with all ids. Methods that list ids, rows or gradients list those of this rank.
 
     Attributes:
         embedding_shape: the shape of one row.
@@ -134,8 +134,7 @@ class HashTable(TableModule):
         TypeError: an option of another name.
         ValueError: the name is empty or taken, an argument is invalid, or the table exists with another
             configuration.
-        RuntimeError: in a job of several processes, where each would train a copy of its own, without a
-            `process_group`.
+        RuntimeError: a job of several processes has no `process_group`, so each process would train its own copy.
 
     Examples:
         >>> table = HashTable([2, 3], "user", optimizer={"kind": "adam", "lr": 0.1})
@@ -231,7 +230,7 @@ class HashTable(TableModule):
         return spread_rows(rows)
 
     def requests(self, features: Tensor) -> list[Request]:
-        """What a forward of these ids looks up in a sharded table, for `ShardedPipeline`."""
+        """The lookups in a sharded table that a forward of these ids makes, for `ShardedPipeline`."""
         return [Request(self.table, _int64(features), inserts=self.training and self.insert_on_lookup)]
 
     def _read(self, ids: Tensor) -> Tensor:
@@ -287,7 +286,7 @@ class HashTable(TableModule):
         return self.slot(EMBEDDING_SLOT)
 
     def slot_names(self) -> list[str]:
-        """What is kept for each id: `embedding`, then the optimizer's slots."""
+        """The names of the values kept for each id: `embedding`, then the optimizer's slots."""
         slots = store.table_slots(self.name) or []
         return [EMBEDDING_SLOT, *(name for name, _ in slots)]
 
@@ -296,7 +295,7 @@ class HashTable(TableModule):
 
         Args:
             name: one of `slot_names()`.
-            ids: int64, `[...]`; all ids in the order of `ids()` where absent.
+            ids: int64, `[...]`; by default all ids in the order of `ids()`.
 
         Returns:
             float32, `[..., *embedding_shape]`, or `[..., 1]` for a slot with one value a row. An id without a row
@@ -418,7 +417,7 @@ def _description(shape: tuple[int, ...], lr: float, options: TableOptions) -> st
 
 
 def count_workers(process_group: "torch.distributed.ProcessGroup | None" = None) -> int:
-    """The processes of a `torch.distributed` group, or of the whole job; 1 where there is no job."""
+    """The number of processes of a `torch.distributed` group, or of the whole job; 1 if there is no job."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return 1

@@ -127,15 +127,15 @@ class NGramMemory(nn.Module):
             raise ValueError(f"NGramMemory: tokens of shape {tokens} need hidden states of {list(expected)}, got {got}")
 
     def get_extra_state(self) -> Tensor:
-        """What the rows mean, for `state_dict`: `n`, `heads`, `rows` and `hash_seed`, int64 [4]."""
+        """The meaning of the rows, for `state_dict`: `n`, `heads`, `rows` and `hash_seed`, int64 [4]."""
         return torch.tensor(list(self._meaning().values()), dtype=torch.int64, device="cpu")
 
     def set_extra_state(self, state: Any) -> None:
         """Checks that the rows of a state mean the same here.
 
         Raises:
-            TypeError: no such tensor.
-            ValueError: they are those of other n-grams or hash functions.
+            TypeError: the state is no such tensor.
+            ValueError: the rows belong to other n-grams or hash functions.
         """
         own = self._meaning()
         if not isinstance(state, Tensor) or state.shape != (len(own),):

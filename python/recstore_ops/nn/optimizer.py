@@ -45,14 +45,14 @@ class SparseOptimizer(torch.optim.Optimizer):
     Without `modules` there is one group, whose learning rate goes to all tables of a step once it is changed, except
     those whose rate was set by hand.
 
-    `torch.amp.GradScaler` works on the tables of `modules`: it unscales what was collected, and leaves a step out, and
-    every row as it is, where that holds infinity or NaN.
+    `torch.amp.GradScaler` works on the tables of `modules`: it unscales collected gradients. If they hold infinity or
+    NaN, it skips the step and leaves every row as it is.
 
     Args:
-        kv_client: whose tables are updated; this process's by default. Modules may stand here too, as parameters do in
-            `torch.optim`.
-        lr: the learning rate of all tables, except those whose rate was set by hand with `set_learning_rate`;
-            each table's own where absent.
+        kv_client: the client whose tables are updated; this process's by default. Modules may stand here too, as
+            parameters do in `torch.optim`.
+        lr: the learning rate of all tables, except those whose rate was set by hand with `set_learning_rate`; by
+            default each table's own.
         modules: modules and tables that `step()` and `zero_grad()` are about.
 
     Raises:
@@ -152,16 +152,16 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Applies what was collected, and empties the traces.
 
         Args:
-            modules: the modules to step; those given at construction where absent. A callable is the closure.
+            modules: the modules to step; by default those given at construction. A callable is the closure.
             closure: computes the loss again, gradients included, before the step.
 
         Returns:
-            What the closure returned.
+            The result of the closure.
 
         Raises:
             ValueError: no modules here nor at construction, or modules without any table; or a parameter group with a
                 hyper-parameter other than its learning rate, which no step would read.
-            RuntimeError: gradients that a table refuses, of a sharded table those of any rank; then no table has
+            RuntimeError: a table refuses its gradients; a sharded table refuses those of any rank. Then no table has
                 changed and all traces are kept.
         """
         if callable(modules) and not isinstance(modules, nn.Module | Table):
@@ -213,8 +213,8 @@ class SparseOptimizer(torch.optim.Optimizer):
     ) -> Tensor:
         """Scales what was collected so that its norm does not exceed `max_norm`; `torch.nn.utils.clip_grad_norm_`.
 
-        The norm is over the merged gradients of all tables together, as if they were one vector, and of all ranks where
-        tables are sharded; all ranks then call it together. For one norm over dense parameters as well, give
+        The norm is over the merged gradients of all tables together, as if they were one vector. If tables are sharded,
+        it is over all ranks, and all ranks call this together. For one norm over dense parameters as well, give
         `torch.nn.utils.clip_grad_norm_` the parameters of the model, or those of this optimizer's groups beside the
         dense ones. Sharded tables refuse the former; the latter sees this rank's rows only.
 
@@ -222,7 +222,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             max_norm: the greatest norm that is kept as it is.
             norm_type: the order of the norm; `math.inf` for the greatest magnitude.
             error_if_nonfinite: whether a norm that is not finite is an error.
-            modules: the modules whose gradients are clipped; those given at construction where absent.
+            modules: the modules whose gradients are clipped; by default those given at construction.
 
         Returns:
             The norm before clipping, float32, 0-d.
@@ -262,11 +262,10 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     @eager_only
     def state_dict(self) -> dict[str, Any]:
-        """What the optimizer keeps: `param_groups` as in torch, and under `state` the slots of each table by its name.
+        """The optimizer's state: `param_groups` as in torch, and under `state` the slots of each table by its name.
 
-        Without modules at construction these are the tables stepped so far. Gradients collected and not yet applied
-        are not part of it. See `recstore_ops.state` for what is kept of a table. Other threads must not train
-        meanwhile.
+        Without modules at construction it covers the tables stepped so far. Gradients collected and not yet applied are
+        not part of it. See `recstore_ops.state` for the state of one table. Other threads must not train meanwhile.
         """
         packed = super().state_dict()
         tables = self._tables_kept().items()
@@ -341,7 +340,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         return {group["table"]: group for group in self.param_groups}
 
     def _note(self, tables: list[Table]) -> None:
-        """Notes what a step is about, for `zero_grad`; mostly that is what the step before was about."""
+        """Remembers the tables of a step, for `zero_grad`; usually the step before had the same."""
         if [reference() for reference in self._stepped] != tables:
             self._seen.update(tables)
             self._stepped = [weakref.ref(table) for table in tables]
@@ -391,7 +390,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         return rate_of(group) if is_scheduled else self._lr
 
     def _is_changed(self, table: Table, group: dict[str, Any], asks: bool) -> bool:
-        """Whether the group has another rate than its table; it takes over one that was set by hand, or loaded."""
+        """Whether the group's rate differs from its table's, after taking over a rate set by hand or loaded."""
         last, (current, was_set) = self._rates[table.table_id], table.learning_rate(asks)
         if group["table"] is None:
             return not was_set and rate_of(group) != last
@@ -418,7 +417,7 @@ def _rate(table: Table) -> float:
 
 
 def _client_and_modules(first: Any, modules: Any) -> tuple[RecStoreClient | None, list[Tables] | None]:
-    """Tells a client from modules that stand in its place.
+    """Separates a client from modules given in its place.
 
     Raises:
         ValueError: modules come twice, or what comes is neither.

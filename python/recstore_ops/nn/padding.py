@@ -1,6 +1,6 @@
 """Padding ids of a lookup: one, or several that stand for it.
 
-Operators know one padding id. Of several, each occurrence is handed to them as the first.
+Operators take one padding id. If there are several, each occurrence of any is handed to them as the first.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def with_one_padding(ids: Tensor, padding_idx: PaddingIdx) -> tuple[Tensor, int 
 
 
 def with_rows_of_padding(rows: Tensor, ids: Tensor, table: Table, padding_idx: PaddingIdx) -> Tensor:
-    """Gives several padding ids rows of their own, where a lookup has that of the first for all.
+    """Gives each of several padding ids its own row; a lookup gives all of them the row of the first.
 
     Args:
         rows: `[..., D]`.
@@ -50,7 +50,7 @@ def with_rows_of_padding(rows: Tensor, ids: Tensor, table: Table, padding_idx: P
 
 
 def _matches(ids: Tensor, paddings: tuple[int, ...]) -> Tensor:
-    """Which padding id each id is, bool `[..., K]`."""
+    """Whether each id equals each padding id, bool `[..., K]`."""
     return ids.unsqueeze(-1) == torch.tensor(paddings, dtype=torch.int64, device=ids.device)
 
 

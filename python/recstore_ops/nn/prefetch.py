@@ -36,13 +36,13 @@ class Issued:
     issued_at: float
 
     def is_for(self, names: tuple[str, ...], ids: Tensor) -> bool:
-        """Whether the rows are those of this batch."""
+        """Whether the rows belong to this batch."""
         return self.names == names and torch.equal(self.ids, ids)
 
 
 @dataclass
 class PrefetchStatistics:
-    """What became of prefetches.
+    """Counts and times of prefetches.
 
     Attributes:
         issued: prefetches issued.
@@ -62,7 +62,7 @@ class PrefetchStatistics:
 
 
 class PendingPrefetches:
-    """What was issued, what the next forwards may consume, and statistics."""
+    """The prefetches that were issued, those that the next forwards may consume, and statistics."""
 
     def __init__(self) -> None:
         self._issued: OrderedDict[int, Issued] = OrderedDict()
@@ -100,7 +100,7 @@ class PendingPrefetches:
         return list(self._pending)
 
     def take(self, names: tuple[str, ...], ids: Tensor, wait: Callable[[int], list[Tensor]]) -> list[Tensor] | None:
-        """Consumes the prefetch of this batch; `None` where there is none, or the store has dropped it."""
+        """Consumes the prefetch of this batch; `None` if there is none, or the store has dropped it."""
         for handle in self._pending:
             issued = self._issued[handle]
             if issued.is_for(names, ids):
@@ -137,7 +137,7 @@ class PendingPrefetches:
 
 
 class Prefetching(Protocol):
-    """What `PrefetchingDataLoader` needs of a collection."""
+    """A collection that `PrefetchingDataLoader` can read ahead for."""
 
     def issue_fused_prefetch(self, features: Any, record_handle: bool = True) -> Any:
         """Issues a read of the rows of a batch."""
@@ -147,7 +147,7 @@ class Prefetching(Protocol):
 class PrefetchingDataLoader:
     """Goes through a DataLoader and issues the rows of the batches to come.
 
-    An error of the DataLoader, or of a batch whose rows cannot be issued, is raised where that batch would have come.
+    An error of the DataLoader, or of a batch whose rows cannot be issued, is raised in place of that batch.
 
     Args:
         dataloader: any iterable of batches.
@@ -193,7 +193,7 @@ class PrefetchingDataLoader:
         self._features = features or find_features
 
     def __len__(self) -> int:
-        """The number of batches, where the DataLoader knows it."""
+        """The number of batches, if the DataLoader knows it."""
         return len(self.dataloader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,6 +1,6 @@
 """Lookups of collections as `torch.jit.script` compiles them: programs that read rows and collect no gradients.
 
-TorchScript compiles what is here, so it is written in what that understands.
+TorchScript compiles this module, so it is written in the part of Python that TorchScript understands.
 
 Shape suffixes: F features, B examples, D dims of all features together.
 """
@@ -17,8 +17,8 @@ def batch_of_outputs(features: KeyedJaggedTensor, outputs: list[str]) -> KeyedJa
     """The batch with a key for each output, in their order, by the feature of each.
 
     Raises:
-        ValueError: features are missing or come twice, or there are others; they have different numbers of examples;
-            or there are ids behind the last bag.
+        ValueError: features are missing or come twice, or there are others; features have different numbers of
+            examples; or there are ids behind the last bag.
     """
     keys = features.keys()
     if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:

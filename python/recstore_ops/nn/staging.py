@@ -31,7 +31,7 @@ from recstore_ops.table.table import Table
 class StagedRows:
     """The rows of some ids, read ahead for one forward of the module that staged them.
 
-    What the process changes until that forward is seen: results are those of a lookup of the ids.
+    Results equal a lookup of the ids in that forward: they include changes that the process makes until then.
 
     Args:
         table: the table.
@@ -102,7 +102,7 @@ class StagedRows:
 
 
 class _Lookup(NamedTuple):
-    """What a backward needs of a lookup; not the `Table`, which may end before."""
+    """The parts of a lookup that its backward needs; without the `Table`, which may end before."""
 
     collector: Tensor
     table: Tensor
@@ -146,7 +146,7 @@ def _on_device(host: Tensor, copies: Copies) -> Tensor:
 
 
 class Stageable(Protocol):
-    """What `StagingDataLoader` needs of a module."""
+    """A module whose rows `StagingDataLoader` can read ahead."""
 
     def stage(self, features: Tensor, copies: Copies) -> StagedRows:
         """Begins to read the rows that a forward of these features takes."""
@@ -160,8 +160,7 @@ class StagingDataLoader:
     included: rows that a step changes after they were read ahead are read again. `backward` collects gradients as it
     ends. Call the dense optimizer's step before that of the `SparseOptimizer`: the device then works meanwhile.
 
-    An error of the DataLoader, or of a batch whose rows cannot be read ahead, is raised where that batch would have
-    come.
+    An error of the DataLoader, or of a batch whose rows cannot be read ahead, is raised in place of that batch.
 
     Args:
         dataloader: any iterable of batches.
@@ -172,8 +171,7 @@ class StagingDataLoader:
 
     Raises:
         TypeError: a module whose rows cannot be staged, or a `prefetch_count` that is no int.
-        ValueError: a `prefetch_count` below 1, or another device than CUDA: on the CPU lookups read rows where they
-            lie.
+        ValueError: a `prefetch_count` below 1, or another device than CUDA: on the CPU lookups read rows in place.
         RuntimeError: there is no CUDA here.
 
     Examples:
@@ -204,7 +202,7 @@ class StagingDataLoader:
         self._features = features
 
     def __len__(self) -> int:
-        """The number of batches, where the DataLoader knows it."""
+        """The number of batches, if the DataLoader knows it."""
         return len(cast("Sized", self.dataloader))
 
     def __iter__(self) -> Iterator[tuple[Any, StagedRows]]:

@@ -51,7 +51,7 @@ class StandInGradient(Tensor):
         return self._table is table
 
     def merged(self, function: str) -> Tensor:
-        """What was collected, merged and flat, for a function to read or to change.
+        """The collected gradients, merged and flat, for a function to read or to change.
 
         Raises:
             RuntimeError: the table is sharded, or other modules have collected for it and the function is not linear.
@@ -122,7 +122,7 @@ def _reached(func: Any, grads: Any, *others: Any, **options: Any) -> Any:
 
 
 def _near(value: Any) -> Any:
-    """A factor where collected gradients lie: in the memory of the host."""
+    """A factor in host memory, which holds the collected gradients."""
     if isinstance(value, list):
         return [_near(each) for each in value]
     return value.cpu() if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""What collections have in common: a module for each table, and which features look it up."""
+"""Common parts of collections: a module for each table, and the features that look it up."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -28,7 +28,7 @@ _Module = TypeVar("_Module", bound=TableModule)
 
 
 class Output(NamedTuple):
-    """What a collection gives for one feature and one table.
+    """One output of a collection: a feature looked up in a table.
 
     Attributes:
         name: the feature's name; `feature@table` for a feature that looks up several tables.
@@ -124,7 +124,7 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
 
     @property
     def _itself(self) -> "TableCollection[_Config, _Module]":
-        """What a graph of this collection alone calls."""
+        """The module that a graph of this collection alone calls."""
         return self
 
     def _recorded(self, features: Proxy) -> Proxy:

@@ -57,7 +57,7 @@ class TableParameter(nn.Parameter):
 
     @property
     def grad(self) -> Tensor | None:
-        """A `StandInGradient` where the table has collected gradients, else `None`; setting it to `None` drops them."""
+        """A `StandInGradient` if the table has collected gradients, else `None`; setting it to `None` drops them."""
         if not self._table.has_collected():
             return None
         return StandInGradient.of(self._table, _own.detach(self), f"the parameter of {self._owner}")
@@ -73,7 +73,7 @@ class TableParameter(nn.Parameter):
 
     @property
     def data(self) -> RowsOfTable:  # type: ignore[override]
-        """What averages of parameters take for the rows; what fills it is refused."""
+        """A stand-in for the rows, for averages of parameters; functions that fill it are refused."""
         return self.detach()
 
     @data.setter
@@ -81,7 +81,7 @@ class TableParameter(nn.Parameter):
         self._set_scalar(data, "data")
 
     def detach(self) -> RowsOfTable:  # type: ignore[override]
-        """What averages of parameters take for the rows."""
+        """A stand-in for the rows, for averages of parameters."""
         return RowsOfTable.of(self._table, _own.detach(self), f"the parameter of {self._owner}")
 
     def copy_(self, other: Tensor, non_blocking: bool = False) -> TableParameter:
@@ -111,7 +111,7 @@ class TableParameter(nn.Parameter):
         return refused_for_rows(f"the parameter of {self._owner}", self._table.name, attribute)
 
     def moved(self, function: Callable[[Tensor], Tensor]) -> TableParameter:
-        """Takes the type and the device that a conversion gives it; another one does where torch cannot change it."""
+        """Takes the type and the device of a conversion; returns a new parameter if torch cannot change this one."""
         tensor = function(_own.detach(self))
         if not torch._has_compatible_shallow_copy_type(self, tensor):  # type: ignore[attr-defined]
             return TableParameter.of(self._table, tensor.dtype, self._owner, self.requires_grad, tensor.device)

@@ -30,8 +30,8 @@ class RowsOfTable(Tensor):
     """A scalar that stands for the rows of a table, or for a weighted sum of those of several.
 
     Sums, differences, products and quotients by numbers and `lerp` give another one. In-place ones, and `copy_`, write
-    the rows: those that either side has, where an id without a row counts with its initial value. Every other
-    function takes the scalar alone.
+    the rows that either side has; an id without a row counts with its initial value. Every other function takes the
+    scalar alone.
     """
 
     _terms: _Terms
@@ -39,7 +39,7 @@ class RowsOfTable(Tensor):
 
     @staticmethod
     def of(table: Table, scalar: Tensor, owner: str) -> RowsOfTable:
-        """Returns what stands for the rows of a table; it shares the memory of `scalar`; errors name the `owner`."""
+        """Returns a stand-in for the rows of a table, in the memory of `scalar`; errors name the `owner`."""
         return _summed(scalar, {id(table): (table, 1.0)}, owner)
 
     @property

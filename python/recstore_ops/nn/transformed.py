@@ -2,7 +2,7 @@
 
 A transform hands out tensors that are no plain ones, on several levels. So a lookup is made here of one Function that
 reads rows, which every transform takes down to plain tensors, and of torch's own operators over these rows. Ids that
-are batched are just more ids. Rows get a gradient where the transform differentiates their module's parameter.
+are batched are just more ids. Rows get a gradient if the transform differentiates their module's parameter.
 
 Shape suffixes: N ids, D dim, B bags, V samples of a `vmap`.
 """
@@ -24,7 +24,7 @@ from recstore_ops.table.table import Table
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """What rows are looked up, but for their ids.
+    """The arguments of a lookup, except its ids.
 
     Attributes:
         table: not sharded.
@@ -40,7 +40,7 @@ class Lookup:
 
     @classmethod
     def of(cls, table: Table, padding_idx: int | None, scale_grad_by_freq: bool) -> "Lookup":
-        """What `embedding` and `embedding_bag` look up."""
+        """The lookup of `embedding` and `embedding_bag`."""
         return cls(table, padding_idx, divisor=None if scale_grad_by_freq else 1)
 
     def read(self, ids: Tensor) -> Tensor:

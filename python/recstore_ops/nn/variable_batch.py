@@ -27,7 +27,7 @@ class Features(NamedTuple):
         ids_N: int64.
         offsets: `[F * B + 1]`.
         weights_N: the factor of each id.
-        rows: those of each feature, where they were prefetched.
+        rows: the rows of each feature, if they were prefetched.
     """
 
     ids_N: Tensor
@@ -87,7 +87,7 @@ def without_weights(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
 def expanded(
     pooled_BD: Tensor, dims: list[int], features: list[str], inverse_indices: tuple[list[str], Tensor]
 ) -> Tensor:
-    """What each example gets of what its feature's own examples got.
+    """Gives each example the result of the one that it stands for among its feature's own examples.
 
     Args:
         pooled_BD: columns of several features.

@@ -1,6 +1,7 @@
 """Weighted means of bags: `sum(w * x) / sum(w)` over the ids that a bag counts.
 
-The sums come with gradients for rows and weights. What is here divides them, and so gives weights the rest of theirs.
+The sums come with gradients for rows and weights. This module divides them, which adds the rest of the weights'
+gradient.
 
 Shape suffixes: N ids, B bags, D dim.
 """
@@ -16,7 +17,7 @@ def sums_of_weights(bag_N: Tensor, bags: int, weights_N: Tensor, counted_N: Tens
         bag_N: the bag of each id.
         bags: B.
         weights_N: float32.
-        counted_N: bool: which ids count; all where it is `None`.
+        counted_N: bool: whether each id counts; `None` for all.
     """
     if counted_N is not None:
         weights_N = torch.where(counted_N, weights_N, 0.0)
@@ -24,6 +25,6 @@ def sums_of_weights(bag_N: Tensor, bags: int, weights_N: Tensor, counted_N: Tens
 
 
 def divided_by_weights(sums: Tensor, weights: Tensor) -> Tensor:
-    """Divides weighted sums by the sums of their weights; where these are zero the mean is zero, without a gradient."""
+    """Divides weighted sums by the sums of their weights; a zero sum of weights gives zero, without a gradient."""
     is_empty = weights == 0
     return torch.where(is_empty, 0.0, sums / torch.where(is_empty, 1.0, weights))

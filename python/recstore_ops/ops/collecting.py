@@ -67,9 +67,9 @@ def collect(
     """Hands the gradients of one backward pass to a collector.
 
     The collector keeps ids and gradients as they are, without a copy, until the step sums those of equal ids. If torch
-    changes them in place before that, the step raises. What shares its memory with numpy is copied, and so is all in a
-    traced graph, which uses the memory again. With `set_merge("python")` they are summed before, except
-    in a traced graph, which does not know the number of distinct ids.
+    changes them in place before that, the step raises. Tensors that share memory with numpy are copied. In a traced
+    graph all are copied, since it uses the memory again. With `set_merge("python")` they are summed before, except in a
+    traced graph, which does not know the number of distinct ids.
 
     Args:
         collector: the collector's handle.
@@ -77,7 +77,7 @@ def collect(
         ids: `[...]`.
         grads: `[..., D]`.
         padding_idx: an id whose gradients do not count.
-        places: what the lookup of the same ids gave out; spares the step its search.
+        places: the places from the lookup of the same ids, which spare the step its search.
     """
     if merges_here():
         grads_ND = grads.reshape(ids.numel(), grads.shape[-1]).to(torch.float32)

@@ -1,6 +1,6 @@
 """Operators over the features of a batch, each with a table of its own, written in Python.
 
-The ids of all features stand in one tensor, and only the offsets tell where those of a feature begin. A traced graph
+The ids of all features stand in one tensor, and only the offsets show where those of a feature begin. A traced graph
 cannot cut there, so the cut is made inside an operator. Feature f's ids are `ids[offsets[f * B]:offsets[(f + 1) * B]]`.
 
 Shape suffixes: F features, B examples, N ids of all features, D dim.
@@ -18,7 +18,7 @@ from recstore_ops.ops.python_operators import define, returns_nothing
 
 
 def slices_of_features(offsets: Tensor, features: int) -> list[slice]:
-    """Where the ids of each feature stand."""
+    """The slice of the ids of each feature."""
     batch = (offsets.shape[0] - 1) // features
     bounds = offsets[torch.arange(features + 1, dtype=torch.int64, device=offsets.device) * batch].tolist()
     return [slice(start, end) for start, end in pairwise(bounds)]

@@ -34,7 +34,7 @@ class _Column(NamedTuple):
 
     Attributes:
         characters: uint8 [C], of all of them.
-        offsets: int32 or int64 [N + 1], where each begins and the last one ends.
+        offsets: int32 or int64 [N + 1], the start of each and the end of the last one.
         is_missing: which are not there [N]; None if all are.
     """
 
@@ -51,7 +51,7 @@ def hash_strings(
     """Returns the hash of each string: an id of 64 bits, any int64.
 
     The bytes are hashed, those of UTF-8 for text. A string has the same id in every process and on every machine.
-    Strings of Arrow are read where they lie. For strings that are tensors already there is the operator
+    Strings of Arrow are read in place. For strings that are tensors already there is the operator
     `torch.ops.recstore.hash_strings`.
 
     Args:
@@ -166,7 +166,7 @@ def prefix_ids(codes: Tensor, sizes: Sequence[int]) -> Tensor:
     Raises:
         TypeError: `codes` is no dense tensor, or a size is no integer.
         ValueError: a size is no int64.
-        RuntimeError: a code that is not of its level; a size below 1; too many prefixes; codes of another type.
+        RuntimeError: a code outside its level; a size below 1; too many prefixes; codes of another type.
 
     Examples:
         >>> prefix_ids(torch.tensor([[0, 0], [2, 3]]), [3, 4])

@@ -2,7 +2,7 @@
 
 Schemas, checks and kernels stand in `cxx_bridge/ops.cpp`. Here an operator is `_traced`, with its fake kernel, or
 `_eager`. A traced operator that touches the store has an ordered effect. Without that `torch.compile` would drop
-updates, whose results nobody uses, and move reads past them.
+updates, whose results are not used, and move reads past them.
 
 Shape suffixes: N ids, D dim, B bags, U distinct ids.
 """
@@ -81,7 +81,7 @@ OF_DEFAULT_TABLES = ("emb_read", "emb_write", "emb_update")
 """The traced operators that take no handle."""
 
 PLACES_TAG = 2
-"""The words behind the places of a lookup that tell whose they are."""
+"""The words behind the places of a lookup that identify their owner."""
 
 
 def eager_only(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -229,7 +229,7 @@ def _merged(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _distinct(ids: Tensor) -> torch.SymInt:
-    """A size that only the data tells."""
+    """A size that depends on the data."""
     return torch.library.get_ctx().new_dynamic_size()
 
 

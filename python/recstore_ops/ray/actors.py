@@ -1,4 +1,4 @@
-"""What `recstore_ops.ray` runs as Ray actors: the shards, and the address book in which clients find them."""
+"""The Ray actors of `recstore_ops.ray`: the shards, and the address book in which clients find them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recstore_ops.servers.server_config import Tls
 from recstore_ops.servers.workers import Teamwork
 
 ANNOUNCE_EVERY = 5.0
-"""Seconds between announcements, which tell an address book that was started again what it had."""
+"""Seconds between announcements, which restore the entries of an address book that was started again."""
 
 NAMESPACE = "recstore"
 
@@ -36,7 +36,7 @@ def find_book(name: str) -> Any:
 
 
 def book_name(name: str) -> str:
-    """What Ray calls the address book of the servers `name`."""
+    """The name in Ray of the address book of the servers `name`."""
     return f"recstore/{name}"
 
 
@@ -53,11 +53,11 @@ class ShardSettings:
     insecure: bool
 
     def directory(self, shard: int) -> Path | None:
-        """Where a shard keeps its tables."""
+        """The directory of a shard's tables."""
         return None if self.data is None else Path(self.data) / f"shard-{shard}-of-{self.num_shards}"
 
     def restored_from(self, shard: int) -> str | None:
-        """What a shard that starts finds of its tables: None where nothing is lost, for it has a log."""
+        """The state from which a shard restores its tables; None if nothing is lost, because it has a log."""
         directory = self.directory(shard)
         if directory is None:
             return "nothing"
@@ -98,9 +98,9 @@ class Restart:
 
     Attributes:
         shard: its number.
-        address: where it is now.
-        time: when, in seconds since the epoch.
-        restored_from: what its rows are of; None where nothing is lost.
+        address: its address now.
+        time: of the restart, in seconds since the epoch.
+        restored_from: the state from which its rows were restored; None if nothing is lost.
     """
 
     shard: int
@@ -116,7 +116,7 @@ class Restart:
 
 
 class AddressBook:
-    """The actor that knows where the shards are. What it forgets when it is started again, the shards tell it anew."""
+    """The actor that knows the addresses of the shards. If it is started again, the shards send them again."""
 
     def __init__(self, num_shards: int, hash_method: str, token: str | None) -> None:
         self._addresses: list[str | None] = [None] * num_shards
@@ -139,7 +139,7 @@ class AddressBook:
                 self._is_changed.notify_all()
 
     async def changed(self, known: list[str], patience: float) -> tuple[list[str], list[Restart]] | None:
-        """Waits until all shards are somewhere, and not where a client knows them; None where that takes too long."""
+        """Waits until all shards have addresses, and others than a client knows; None if that takes too long."""
 
         def is_news() -> bool:
             return None not in self._addresses and self._addresses != known
@@ -153,7 +153,7 @@ class AddressBook:
 
 
 class Shard:
-    """The actor that serves one shard. Ray starts it again where it, or its node, ends."""
+    """The actor that serves one shard. Ray starts it again if it, or its node, ends."""
 
     def __init__(self, shard: int, settings: ShardSettings, name: str) -> None:
         self._shard, self._settings, self._book = shard, settings, find_book(name)
@@ -173,7 +173,7 @@ class Shard:
         self._keeper.start()
 
     def address(self) -> str:
-        """Where it is reached."""
+        """The address at which it is reached."""
         return self._server.address
 
     def stop(self) -> None:

@@ -1,6 +1,6 @@
 """Parameter servers on a Ray cluster: shards as actors that Ray starts again elsewhere, and clients that find them.
 
-Rows and gradients go over the servers' own ports; Ray places the servers, watches them, and tells where they are.
+Rows and gradients go over the servers' own ports; Ray places the servers, watches them, and reports their addresses.
 
     import recstore_ops.ray as on_ray
     servers = on_ray.start_servers(4, data="/shared/tables")   # a directory that every node sees
@@ -53,18 +53,18 @@ class Servers:
         self._book, self._group = book, group
 
     def addresses(self, timeout: float = 60.0) -> list[str]:
-        """Where the shards are now, `host:port` each.
+        """The addresses of the shards now, `host:port` each.
 
         Raises:
-            TimeoutError: a shard is nowhere for so long.
+            TimeoutError: a shard has no address for so long.
         """
         return _addresses(self._book, self.name, timeout)[0]
 
     def restarts(self, timeout: float = 60.0) -> list[Restart]:
-        """Which shards were started again, and what each lost by that.
+        """The shards that were started again, and what each lost by that.
 
         Raises:
-            TimeoutError: a shard is nowhere for so long.
+            TimeoutError: a shard has no address for so long.
         """
         return _addresses(self._book, self.name, timeout)[1]
 
@@ -96,21 +96,21 @@ def start_servers(
     name: str = "recstore",
     timeout: float = 120.0,
 ) -> Servers:
-    """Starts a server for each shard as an actor; Ray starts it again, on another node if need be, where it ends.
+    """Starts a server for each shard as an actor. If it ends, Ray starts it again, on another node if need be.
 
     Args:
         num_shards: how many.
         data: a directory that every node sees under this path; each shard has one of its own there.
         durability: `"wal"`: a shard that is started again has all that it acknowledged, and needs `data`.
-            `"checkpoint"`: it has what it last saved to `data`, if anything; what is lost is logged as a warning and
-            told by `restarts`.
+            `"checkpoint"`: it has what it last saved to `data`, if anything. A loss is logged as a warning and reported
+            by `restarts`.
         placement: Ray's strategy for the shards, `"SPREAD"`, `"PACK"`, `"STRICT_SPREAD"` or `"STRICT_PACK"`.
         resources_per_shard: what Ray keeps for each; `{"CPU": 1}` by default.
         checkpoint_every: seconds between checkpoints to `data`.
         hash_method: how ids are spread, `"city_hash"` or `"simple_mod"`.
-        token: what clients must know; they get it from Ray.
+        token: the token that clients must send, which they get from Ray.
         tls: encrypts, with files that every node has. Needed, with a token, unless nodes have loopback addresses.
-        insecure: does without both, where the network is trusted.
+        insecure: does without both, for a trusted network.
         name: by which `connect` finds the servers.
         timeout: seconds until all must serve.
 
@@ -172,7 +172,7 @@ def connect(name: str = "recstore", *, tls: Tls | None = None, timeout: float = 
 
 
 def disconnect(name: str = "recstore") -> None:
-    """Follows the servers no more; tables that are open stay where they are."""
+    """Stops following the servers. Open tables keep their addresses."""
     with _lock:
         follower = _followers.pop(name, None)
     if follower is not None:
@@ -181,7 +181,7 @@ def disconnect(name: str = "recstore") -> None:
 
 
 class _Follower(threading.Thread):
-    """Waits for servers to move, and tells the tables on them."""
+    """Waits for servers to move, and gives their new addresses to the tables on them."""
 
     def __init__(self, book: Any, number: int, addresses: list[str], told: list[Restart]) -> None:
         super().__init__(name="recstore-follow", daemon=True)
@@ -203,7 +203,7 @@ class _Follower(threading.Thread):
                 self._move(*news)
 
     def _news(self) -> tuple[list[str], list[Restart]] | None:
-        """Waits for news, but not so long that nobody can end it."""
+        """Waits for news in short intervals, so that the wait can be ended."""
         asked = self.book.changed.remote(self._addresses, _WAIT)
         while not self.is_over.is_set():
             done, _ = ray.wait([asked], timeout=_CHECK_EVERY)

@@ -1,7 +1,7 @@
-"""Where tables are opened: in this process, which is the default, or on parameter servers.
+"""The store in which tables are opened: in this process, which is the default, or on parameter servers.
 
-A choice holds for the tables opened from then on; a table stays where it was opened. Without a choice of the program's
-own the configuration file decides: `distributed_client.servers` names servers; see
+A choice holds for the tables opened from then on. Tables that are already open stay in their store. If the program
+makes no choice, the configuration file decides: `distributed_client.servers` names servers; see
 `recstore_ops.servers.server_config`.
 """
 

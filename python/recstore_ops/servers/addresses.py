@@ -6,7 +6,7 @@ from collections.abc import Sequence
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:\s/]+):(?P<port>\d+)")
 _LAST_PORT = 65535
 UNIX_PREFIX = "unix:"
-"""What an address begins with that is the path of a Unix socket."""
+"""The prefix of an address that is the path of a Unix socket."""
 REPLICA_SEPARATOR = "|"
 """Stands between the addresses of servers of one shard."""
 

@@ -1,7 +1,7 @@
-"""Where tables are opened: in this process, which is the default, or on parameter servers.
+"""The store in which tables are opened: in this process, which is the default, or on parameter servers.
 
-A choice holds for the tables opened from then on; a table stays where it was opened. Without a choice of the program's
-own the configuration file decides: `distributed_client.servers` names servers; see
+A choice holds for the tables opened from then on. Tables that are already open stay in their store. If the program
+makes no choice, the configuration file decides: `distributed_client.servers` names servers; see
 `recstore_ops.servers.server_config`.
 """
 
@@ -33,7 +33,7 @@ _lock = threading.RLock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 _under_way: set[Future[Any]] = set()
-"""What threads do with the tables on the servers that are chosen now."""
+"""Work of threads with the tables on the servers that are chosen now."""
 
 os.register_at_fork(after_in_child=_under_way.clear)
 
@@ -43,7 +43,7 @@ _WORKERS = range(2**32)
 
 @dataclass
 class _Choice:
-    """What was chosen: the backend; whether by the program or its configuration file; who puts that off."""
+    """The choice: the backend; whether the program or its configuration file made it; how often it is put off."""
 
     backend: str = EMBEDDED
     was_made: bool = False
@@ -98,8 +98,8 @@ def set_ps_servers(
             another stand together, `host:port|host:port`: the one that leads is called. A server of this machine may
             be the path of its Unix socket, `unix:/path`.
         hash_method: how ids are spread, `city_hash` or `simple_mod`; all programs that share servers say the same.
-        token: what the servers want to hear.
-        tls: encrypts, and says whom to trust; servers that do not encrypt are refused then.
+        token: the token that the servers expect.
+        tls: encrypts, and names the trusted certificates; servers that do not encrypt are refused then.
         timeout: seconds that a call may take with all its attempts; then it raises and names the shard.
         worker: the number, from 0, of the worker that this process is; see `recstore_ops.servers.workers`. None takes
             part in nothing that needs workers.
@@ -113,7 +113,7 @@ def set_ps_servers(
     Raises:
         TypeError: servers that are no list of texts, or a worker that is no int.
         ValueError: no server, one that is neither `host:port` nor a socket, an unknown `hash_method` or `wire_dtype`, a
-            file of `tls` that is of no use, or a worker that the servers do not expect.
+            file of `tls` that cannot be used, or a worker that the servers do not expect.
         ConnectionError: a server does not answer, or refuses; then nothing has changed.
     """
     addresses = tuple(check_addresses(servers))
@@ -187,7 +187,7 @@ def set_ps_backend(backend: str) -> None:
 
 
 def current_ps_backend() -> str:
-    """Where tables are opened: `"embedded"` or `"servers"`."""
+    """The backend of new tables: `"embedded"` or `"servers"`."""
     prepare()
     return _choice.backend
 
@@ -195,8 +195,8 @@ def current_ps_backend() -> str:
 def prepare() -> None:
     """Makes the configuration file's choice, unless the program has made one.
 
-    It goes before every call that means the tables of the program without naming a store: `recstore_ops.servers.store`
-    and `recstore_ops.servers.first_call` are where these calls are.
+    It goes before every call that means the tables of the program without naming a store. These calls are in
+    `recstore_ops.servers.store` and `recstore_ops.servers.first_call`.
 
     Raises:
         ValueError, OSError: the file cannot be read, or holds what it must not.
@@ -215,7 +215,7 @@ def prepare() -> None:
 
 
 def keep_choice_until_done(work: Future[Any]) -> None:
-    """Has whoever chooses another store wait until `work`, which a thread does, has ended with the one of now."""
+    """Makes a choice of another store wait until `work`, which a thread does with the present one, has ended."""
     _under_way.add(work)
     work.add_done_callback(_under_way.discard)
 

@@ -18,7 +18,7 @@ _ESCAPES = {r"\n": "\n", r"\"": '"', r"\\": "\\"}
 
 @dataclass(frozen=True)
 class Sample:
-    """One figure: the labels that tell it from others of its name, and its value."""
+    """One figure: the labels that distinguish it from others of its name, and its value."""
 
     labels: Mapping[str, str]
     value: float
@@ -37,7 +37,7 @@ class Scrape:
     at: float = field(default_factory=time.monotonic)
 
     def of(self, name: str) -> list[Sample]:
-        """The figures of a metric; none where the server has none."""
+        """The figures of a metric; none if the server has none."""
         return self.samples.get(name, [])
 
     def total(self, name: str) -> float:
@@ -46,7 +46,7 @@ class Scrape:
 
 
 class NoMetrics(Exception):
-    """A server that tells no metrics; the message says why."""
+    """A server that reports no metrics; the message says why."""
 
 
 def fetch(address: str, timeout: float = 2.0) -> Scrape:

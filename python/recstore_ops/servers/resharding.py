@@ -10,14 +10,14 @@ from recstore_ops import _native
 
 @dataclass(frozen=True)
 class Resharded:
-    """What spreading rows anew came to.
+    """The result of spreading rows over another number of shards.
 
     Attributes:
-        before: how many shards there were; `None` where a checkpoint was spread.
+        before: how many shards there were; `None` if a checkpoint was spread.
         rows: the rows on each shard.
         hash_method: how ids are spread over them.
-        data: where they are.
-        moved_to: where the shards before are now, if they were in the same directory.
+        data: the directory of the shards.
+        moved_to: the directory to which the shards before were moved, if they were in the same directory.
     """
 
     before: int | None
@@ -40,7 +40,7 @@ def reshard_directory(source: Path, target: Path, shards: int, hash_method: str 
 
     Args:
         source: the directory of the shards, or of a checkpoint.
-        target: where the new shards will be; may be the same.
+        target: the directory of the new shards; may be the same.
         shards: how many there will be.
         hash_method: how ids are spread over them; as before if not given.
 

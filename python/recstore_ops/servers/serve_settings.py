@@ -16,14 +16,14 @@ from recstore_ops.servers.workers import Combine, Consistency, Teamwork
 
 
 class Durability(str, Enum):
-    """What a crash of a server may lose: what came since its last checkpoint, or nothing that was acknowledged."""
+    """The changes that a crash of a server may lose: all since its last checkpoint, or none that was acknowledged."""
 
     CHECKPOINT = "checkpoint"
     WAL = "wal"
 
 
 class LogLevel(str, Enum):
-    """Which lines servers write to the error stream: those of a level and all above it."""
+    """The lines that servers write to the error stream: those of a level and all above it."""
 
     OFF = "off"
     ERROR = "error"
@@ -38,10 +38,11 @@ class ServeSettings:
     """How shards are served; each is a key of `cache_ps` and an option of the command line.
 
     Attributes:
-        data: where tables are loaded from at the start and saved, a directory a shard in it.
+        data: the directory from which tables are loaded at the start, and to which they are saved. It has a directory
+            for each shard.
         durability: what a crash may lose.
         checkpoint_every: seconds between checkpoints.
-        metrics_host: where metrics are told.
+        metrics_host: the host that serves metrics.
         max_connections: the most connections of each port.
         log_level: what is written to the error stream.
         teamwork: how workers train together.
@@ -57,7 +58,9 @@ class ServeSettings:
     checkpoint_every: Annotated[
         float, Option("Seconds between checkpoints to `--data`, after which a log begins anew.", least=1.0)
     ] = 600.0
-    metrics_host: Annotated[str, Option("Tell metrics here, to whoever reaches it.")] = "127.0.0.1"
+    metrics_host: Annotated[str, Option("Serve Prometheus metrics on this address, to all who can reach it.")] = (
+        "127.0.0.1"
+    )
     max_connections: Annotated[int, Option("The most connections of each port.", least=1)] = 1024
     log_level: Annotated[LogLevel, Option("Write what servers do to the error stream.")] = LogLevel.WARN
     teamwork: Teamwork = field(default_factory=Teamwork)
@@ -68,7 +71,7 @@ class ServeSettings:
 
 
 def shard_directory(data: Path, shard: int, num_shards: int) -> Path:
-    """Where in `data` one of the shards has its tables."""
+    """The directory in `data` that has the tables of one shard."""
     return data / f"shard-{shard}-of-{num_shards}"
 
 
@@ -86,7 +89,7 @@ def load_served_file(path: Path) -> ConfigFile:
 
 
 def serve_settings(config: ConfigFile | None, given: Mapping[str, Any]) -> ServeSettings:
-    """What counts of the command line's options, `None` where not given, a file that was found valid, and the defaults.
+    """Merges the command line's options, `None` if not given, with a file that was found valid and the defaults.
 
     Raises:
         ValueError: `wal` without `data`.

@@ -1,11 +1,11 @@
-"""What `recstore_config.json` says of parameter servers, in RecStore's keys.
+"""The keys of `recstore_config.json` about parameter servers, as RecStore names them.
 
-`cache_ps` has what `recstore serve` starts: `servers`, one `{"host", "port", "shard"}` a shard, and `num_shards`.
-`distributed_client` has where a program opens its tables: `servers` of the same form and `hash_method`, `city_hash` or
-`simple_mod`; without `servers` those of `cache_ps`. `client` is a single server, where neither has any. `cache_ps` and
-`distributed_client` may have `tls` and a `token_file` each. Servers of either may name `replicas`, the other servers of
-their shard. What else `cache_ps` may say of its servers is in
-`recstore_ops.serve_settings`; their ports of metrics are `metrics_port`, of a server or of them all.
+`cache_ps` has the servers that `recstore serve` starts: `servers`, one `{"host", "port", "shard"}` a shard, and
+`num_shards`. `distributed_client` has the servers on which a program opens its tables: `servers` of the same form and
+`hash_method`, `city_hash` or `simple_mod`. Without `servers` it uses those of `cache_ps`. `client` is a single server,
+used if neither has any. `cache_ps` and `distributed_client` may have `tls` and a `token_file` each. Servers of either
+may name `replicas`, the other servers of their shard. The other settings of servers in `cache_ps` are in
+`recstore_ops.serve_settings`. `metrics_port`, of a server or of all of them, is the port of metrics.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ HASH_METHODS = ("city_hash", "simple_mod")
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where one shard is served.
+    """The address of one shard.
 
     Attributes:
         host: a name or an address.
         port: the bulk port.
         shard: the number of the shard, from 0.
-        metrics_port: where its metrics are, if anywhere.
+        metrics_port: the port of its metrics, if it has one.
         replicas: `host:port` of the shard's other servers, which follow this one or take its place.
     """
 
@@ -59,7 +59,7 @@ class Tls:
         certificate: the own certificate, and those between it and one that others trust; a server needs one.
         key: the key of the certificate.
         ca: the certificates that are trusted. A client needs them; a server that has them asks clients for theirs.
-        server_name: for clients: what servers' certificates are of; the host by which each is called by default.
+        server_name: for clients: the name in the servers' certificates; by default the host by which each is called.
     """
 
     __module__ = "recstore_ops"

@@ -1,11 +1,11 @@
-"""What asks the store that the program means: the servers that it chose, those of its configuration file, or its own.
+"""Calls on the store that the program uses: the servers that it chose, those of its configuration file, or its own.
 
 Every call that names tables, or means all of them, goes through here or, as an operator, through
-`recstore_ops.servers.first_call`. So the first call of a program means the same store as all that follow, whether it
-makes a module, loads a checkpoint or asks for statistics. Calls that have the number of a table do not: a number is of
-one store.
+`recstore_ops.servers.first_call`. So the first call of a program uses the same store as all that follow, whether it
+makes a module, loads a checkpoint or asks for statistics. Calls with the number of a table do not go through here: a
+number belongs to one store.
 
-Each function raises what `recstore_ops.servers.prepare` does, besides what it raises itself.
+Each function raises the errors of `recstore_ops.servers.prepare` and its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recstore_ops.servers.choosing import EMBEDDED, current_ps_backend, prepare
 
 
 def find_table(name: str) -> int | None:
-    """The number of a table, which no other table ever has; `None` where there is none of this name."""
+    """The number of a table, which no other table ever has; `None` if there is none of this name."""
     prepare()
     return _native.find_table(name)
 
@@ -29,19 +29,19 @@ def table_names() -> list[str]:
 
 
 def describe_table(name: str) -> tuple[int, str] | None:
-    """The dim of a table and its configuration as JSON; `None` where there is none of this name."""
+    """The dim of a table and its configuration as JSON; `None` if there is none of this name."""
     prepare()
     return _native.describe_table(name)
 
 
 def table_statistics(name: str) -> dict[str, Any] | None:
-    """What a table holds and what was done to it; `None` where there is none of this name."""
+    """The figures of a table's contents and operations; `None` if there is none of this name."""
     prepare()
     return _native.table_statistics(name)
 
 
 def table_slots(name: str) -> list[tuple[str, int]] | None:
-    """The slots of a table's optimizer and their elements a row; `None` where there is no table of this name."""
+    """The slots of a table's optimizer and their elements a row; `None` if there is no table of this name."""
     prepare()
     return _native.table_slots(name)
 
@@ -62,7 +62,7 @@ def set_memory_limit(limit: int | None) -> None:
     """Limits the memory of the tables of this process together; `None` takes the limit away.
 
     Raises:
-        ValueError: a limit, where tables are on servers.
+        ValueError: a limit is given and tables are on servers.
     """
     if limit is not None and current_ps_backend() != EMBEDDED:
         raise ValueError(
@@ -127,7 +127,7 @@ def leave_workers() -> None:
 
 
 def workers() -> list[tuple[list[tuple[int, int, float]], int]]:
-    """What each server knows of the workers; see `recstore_ops.ps_workers`."""
+    """The workers as each server sees them; see `recstore_ops.ps_workers`."""
     prepare()
     return _native.workers()
 

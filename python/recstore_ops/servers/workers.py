@@ -1,7 +1,7 @@
 """Workers that train together on servers: how their steps go together, who is there, barriers.
 
-A program becomes worker `n` with `set_ps_servers(..., worker=n)` and says from then on that it lives. What the servers
-were told (`recstore serve --workers --consistency`) decides whether workers wait for each other.
+A program becomes worker `n` with `set_ps_servers(..., worker=n)` and sends heartbeats from then on. The options of the
+servers (`recstore serve --workers --consistency`) decide whether workers wait for each other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Consistency(str, Enum):
 
 
 class Combine(str, Enum):
-    """What becomes of the gradients that workers send for one id in one step: their sum, or their mean over workers."""
+    """How the gradients that workers send for one id in one step are combined: their sum, or the mean over workers."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -40,11 +40,11 @@ class Teamwork:
     """How a server lets workers train together; each is a key of `cache_ps` and an option of `recstore serve`.
 
     Attributes:
-        workers: how many there are; needed where they wait for each other, and for barriers.
+        workers: how many there are; needed if they wait for each other, and for barriers.
         consistency: how their updates go together.
-        combine: what becomes of synchronous gradients of one id.
-        staleness: the steps that one may be ahead of another, where staleness is bounded.
-        worker_timeout: seconds that a worker waits for others before it is told whom it waits for.
+        combine: how synchronous gradients of one id are combined.
+        staleness: the steps that one may be ahead of another, if staleness is bounded.
+        worker_timeout: seconds that a worker waits for others before its call fails and names them.
         heartbeat_timeout: seconds of silence after which a worker is taken for dead.
 
     Raises:
@@ -55,12 +55,12 @@ class Teamwork:
     consistency: Annotated[
         Consistency, Option("`synchronous`: a step waits for all workers; `bounded`: none is far ahead of another.")
     ] = Consistency.ASYNCHRONOUS
-    combine: Annotated[Combine, Option("What becomes of synchronous gradients of one id: their sum or their mean.")] = (
+    combine: Annotated[Combine, Option("How synchronous gradients of one id are combined: by sum or by mean.")] = (
         Combine.SUM
     )
     staleness: Annotated[int, Option("The steps that a worker may be ahead of another, if `bounded`.", least=0)] = 0
     worker_timeout: Annotated[
-        float, Option("Seconds that a worker waits for others before it is told.", least=0.001)
+        float, Option("Seconds that a worker waits for others before its call fails.", least=0.001)
     ] = 60.0
     heartbeat_timeout: Annotated[
         float, Option("Seconds of silence after which a worker is taken for dead.", least=0.001)
@@ -77,12 +77,12 @@ class Teamwork:
 
 @dataclass(frozen=True)
 class WorkerState:
-    """What a server knows of a worker.
+    """The state of a worker, as a server sees it.
 
     Attributes:
         worker: its number.
-        steps: the steps that it has made, where staleness is bounded.
-        silent_for: seconds since it was last heard of.
+        steps: the steps that it has made, if staleness is bounded.
+        silent_for: seconds since the server last heard from it.
     """
 
     worker: int
@@ -92,11 +92,11 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class ShardWorkers:
-    """What one server knows of the workers.
+    """The workers, as one server sees them.
 
     Attributes:
-        workers: those who have joined and not left.
-        most_ahead: the most steps that one was ahead of another when it made one, where staleness is bounded.
+        workers: those that have joined and not left.
+        most_ahead: the most steps that one was ahead of another when it made one, if staleness is bounded.
     """
 
     workers: tuple[WorkerState, ...]
@@ -107,7 +107,7 @@ def ps_barrier(name: str, timeout: float = 60.0) -> None:
     """Waits until all workers have called this with the same name.
 
     Args:
-        name: tells barriers apart.
+        name: distinguishes this barrier from others.
         timeout: seconds to wait.
 
     Raises:
@@ -128,7 +128,7 @@ def leave_ps_workers() -> None:
 
 
 def ps_workers() -> list[ShardWorkers]:
-    """What each server knows of the workers, in the order of the shards.
+    """The workers as each server sees them, in the order of the shards.
 
     Raises:
         RuntimeError: tables are not on servers.

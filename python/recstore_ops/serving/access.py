@@ -1,4 +1,4 @@
-"""Who may reach a server of this room: addresses, certificates, tokens."""
+"""Access control of the servers in this package: addresses, certificates, tokens."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """A model as one directory: its exported program, and the tables that it reads, frozen.
 
-model/manifest.json              what belongs to the bundle, with checksums
-model/program.pt2                of `torch.export.save`
-model/graph.json                 the same program as a list of calls, see `recstore_ops.serving.graph`
-model/state.safetensors          the tensors that it needs
-model/compiled.pt2               the same program as machine code, if it was asked for
-model/tables/0.safetensors       a frozen table
+- `manifest.json`: the contents of the bundle, with checksums.
+- `program.pt2`: the program, written by `torch.export.save`.
+- `graph.json`: the same program as a list of calls, see `recstore_ops.serving.graph`.
+- `state.safetensors`: the tensors that the graph needs.
+- `compiled.pt2`: the same program as machine code, if it was asked for.
+- `tables/0.safetensors`: a frozen table.
 
-The graph opens in milliseconds, and runs operators of a list. A program that has none is code, which torch loads.
+The graph opens in milliseconds, and calls only operators of a list. A program without a graph is code, which torch
+loads.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 
 
 class Model(Protocol):
-    """What answers for a bundle.
+    """The part of a bundle that answers calls.
 
     Attributes:
         in_spec: how the inputs lie in the arguments of a call.
-        out_spec: how the outputs lie in what it gives.
+        out_spec: how the outputs lie in the result of a call.
         tables: by their names.
     """
 

@@ -19,12 +19,12 @@ def checked_json(fields: Mapping[str, Any], file_format: str, version: int, *, i
 def parse_checked_json(
     text: str | bytes, whose: object, file_format: str, *versions: int
 ) -> tuple[dict[str, Any], int]:
-    """Returns the fields of a text, and its version; which fields they are is not checked.
+    """Returns the fields of a text, and its version. It does not check their names.
 
     Args:
         text: of `checked_json`.
         whose: what messages call it.
-        file_format: the one that is expected; its last word is what it is of.
+        file_format: the expected format; its last word names the object that the text describes.
         versions: those that are read, the newest first.
 
     Raises:

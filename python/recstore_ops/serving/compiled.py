@@ -25,7 +25,7 @@ from recstore_ops.serving.manifest import COMPILED, Manifest
 from recstore_ops.serving.opening import BundleFiles
 
 _LEVELS = ("DEFAULT", "AVX2", "AVX512")
-"""What processors of x86 can do, each all that those before it can."""
+"""Instruction sets of x86 processors, in rising order: each includes those before it."""
 
 
 def processor() -> str:
@@ -34,7 +34,7 @@ def processor() -> str:
 
 
 def with_named_handles(program: ExportedProgram, handles: Collection[str]) -> ExportedProgram:
-    """Returns a program that has the handles of tables as buffers; it shares all else.
+    """Returns a program with the handles of tables as buffers. All else is shared with the given program.
 
     Args:
         program: with example inputs.

@@ -13,10 +13,10 @@ _HERE, _EXCHANGE = -100, 2
 def exchange(new: Path, old: Path) -> None:
     """Exchanges the names of two directories of one file system.
 
-    Where the system can it is one move: whenever a process is killed, there is one of both at each name.
+    If the system supports it, this is one atomic move: even if the process is killed, each name has one of the two.
 
     Raises:
-        OSError: a directory cannot be renamed; both are where they were.
+        OSError: a directory cannot be renamed; both keep their names.
     """
     if not _is_exchanged(new, old):
         aside = new.with_name(f"{new.name}.aside")
@@ -30,6 +30,6 @@ def exchange(new: Path, old: Path) -> None:
 
 
 def _is_exchanged(new: Path, old: Path) -> bool:
-    """Exchanges them in one move; False where the system, or its file system, has none."""
+    """Exchanges them in one move. Returns False if the system, or its file system, cannot do that."""
     move = getattr(ctypes.CDLL(None), "renameat2", None)
     return move is not None and move(_HERE, os.fsencode(new), _HERE, os.fsencode(old), _EXCHANGE) == 0

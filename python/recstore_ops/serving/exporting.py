@@ -59,11 +59,11 @@ def export(
     """Writes a model and the rows that its tables have now to a directory, which `load_bundle` reads.
 
     The model is exported in evaluation mode by `torch.export.export`. A program that has no graph, such as one with
-    control flow, is written as code alone, with a warning. The directory is written beside its place and then renamed;
-    of a bundle that is there only the files go that its manifest lists.
+    control flow, is written as code alone, with a warning. The directory is written beside its place and then renamed.
+    If it replaces a bundle, only the files that the old manifest lists are deleted.
 
-    Where its tables are sharded over processes, all of them call it together, and the first one writes the bundle. The
-    program looks rows up as where one process has them all.
+    If the tables are sharded over processes, all of them call this together, and the first one writes the bundle. The
+    program then looks rows up as if one process had them all.
 
     Args:
         model: a module; of a `DistributedDataParallel` the one within is exported.
@@ -73,17 +73,16 @@ def export(
         encoding: how rows are kept, of all tables or by their names; see `freeze`.
         dynamic_shapes: as in `torch.export.export`; None lets the first dimension of every tensor vary.
         compiled: whether the program is compiled by AOTInductor too, for this release of torch and this kind of
-            processor; `load_bundle(..., compiled=True)` runs it. It takes a compiler of C++.
-        replace: whether a bundle that is there may go.
-        operators: further operators that the graph may call, as `"mylib::op.default"`; those who open the bundle must
-            allow them too.
+            processor; `load_bundle(..., compiled=True)` runs it. It needs a C++ compiler.
+        replace: whether an existing bundle may be replaced.
+        operators: further operators that the graph may call, as `"mylib::op.default"`; `load_bundle` must allow them
+            too.
 
     Raises:
-        ValueError: there is something at `directory` that may not go: no bundle, one with files that its manifest does
-            not list, or a symbolic link. An encoding names a table that the model does not read, or the model reads a
-            table that has no name; or its tables are sharded over several groups, or their
-            processes give other arguments than the first one. Or the program calls operators that a graph may not
-            call.
+        ValueError: `directory` has something that must not be replaced: no bundle, a bundle with files that its
+            manifest does not list, or a symbolic link. Or an encoding names a table that the model does not read, or
+            the model reads a table that has no name. Or its tables are sharded over several groups, or their processes
+            give other arguments than the first one. Or the program calls operators that a graph may not call.
         OSError: the bundle cannot be written, or a row has a value that its encoding has no number for.
         RuntimeError: another process of sharded tables failed, or the program cannot be compiled.
     """
@@ -248,7 +247,7 @@ class ExportedModel:
         return {name for constants in self._constants.values() for name in constants}
 
     def _write_program(self, directory: Path, *, graph_only: bool) -> dict[str, dict[str, int]]:
-        """Writes the program, and its graph where it has one, and returns what the manifest says of the files."""
+        """Writes the program, and its graph if it has one, and returns the manifest's entries for the files."""
         files = []
         if not graph_only and self._is_saved(directory / PROGRAM):
             files += [PROGRAM]
@@ -313,7 +312,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 class _Arguments(NamedTuple):
-    """Of a call."""
+    """The arguments of a call."""
 
     positional: tuple[Any, ...]
     by_name: dict[str, Any]
@@ -348,7 +347,7 @@ def _resized(program: ExportedProgram, sizes: Mapping[tuple[str, int], int]) -> 
 
 
 def _collected(model: nn.Module, arguments: _Arguments, shapes: Any) -> Any:
-    """Shapes of positional arguments, where those that a model collects by `*` lie in one, as torch expects them."""
+    """Shapes of positional arguments as torch expects them: those that a model collects by `*` in one entry."""
     signature = inspect.signature(model.forward)
     kinds = [parameter.kind for parameter in signature.parameters.values()]
     if arguments.by_name or inspect.Parameter.VAR_POSITIONAL not in kinds:

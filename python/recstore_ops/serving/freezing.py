@@ -19,8 +19,8 @@ from recstore_ops.table.table import Table
 def freeze(table: Table, path: str | os.PathLike[str], encoding: EncodingName = "float32") -> int:
     """Writes the rows of a table to a file, which replaces one that is there, and returns its bytes.
 
-    Rows that change meanwhile are written as they are before or after. Of a table that is sharded over processes all
-    call it together; each writes its rows beside the file, which the first one makes of them.
+    Rows that change meanwhile are written as they are before or after. If a table is sharded over processes, all of
+    them call this together. Each writes its rows beside the file, and the first one joins them.
 
     Args:
         table: as `DistEmbedding.table`.

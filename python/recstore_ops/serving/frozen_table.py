@@ -38,8 +38,8 @@ class FrozenTable:
         rows: how many.
         encoding: how they are kept.
         config: the table's configuration when it was frozen.
-        fingerprint: a number of 32 bits that tells its contents from others.
-        handle: what operators take for the table; those that change rows refuse it.
+        fingerprint: a 32-bit number that distinguishes its contents from others.
+        handle: the handle that operators take; those that change rows refuse it.
 
     Raises:
         ValueError: another `memory`.

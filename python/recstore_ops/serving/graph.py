@@ -37,7 +37,7 @@ _FIELDS = ("state", "inputs", "calls", "outputs", "in_spec", "out_spec")
 _MOST = 1 << 20
 """Values of a graph."""
 _FILE, _FIRST_LINE = "graph", 2
-"""Of the function that calls: its name, and the line of the first call."""
+"""The file name of the compiled function, and the line of its first call."""
 _ASSERTION = "aten::_assert_scalar.default"
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -54,7 +54,7 @@ class Graph:
     Attributes:
         state: the names of the tensors that it needs.
         in_spec: how the inputs lie in the arguments of a call.
-        out_spec: how the outputs lie in what it gives.
+        out_spec: how the outputs lie in the result of a call.
 
     Raises:
         ValueError: the text is no graph, or calls what is no operator of graphs.
@@ -79,10 +79,10 @@ class Graph:
         self._names = [call.name for call in calls]
 
     def bind(self, state: Mapping[str, Tensor]) -> Run:
-        """Returns what gives the outputs, flat, of inputs, flat, with the tensors of a state.
+        """Returns a function from flat inputs to flat outputs, with the tensors of a state.
 
-        It raises a `ValueError` that names the call where a call does not take what others gave; what torch's operators
-        raise as `RuntimeError`, and a lack of memory, stay what they are.
+        If a call does not take the results of others, the function raises a `ValueError` that names the call. A
+        `RuntimeError` of torch's operators and a lack of memory are raised unchanged.
         """
         tensors, run = tuple(state[name] for name in self.state), self._run
 
@@ -164,7 +164,7 @@ class _Reader:
         return read(written, len(self._values))
 
     def _checked(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Callable[..., Any], Result]:
-        """Returns what is called, and the kind of what it gives."""
+        """Returns the function that is called, and the kind of its result."""
         if name in FUNCTIONS:
             if kwargs:
                 raise ValueError(f"{name} takes no arguments by name")

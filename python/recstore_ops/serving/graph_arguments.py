@@ -1,4 +1,4 @@
-"""The arguments of a graph's calls: each kind has one form in JSON, and goes where a schema takes its kind."""
+"""The arguments of a graph's calls: each kind has one form in JSON, and the schema must take that kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recstore_ops.serving.closed_json import shown, whole
 from recstore_ops.serving.size_functions import GETITEM
 
 Result = str | tuple[str, ...]
-"""What a call gives; of an operator that gives several values the kind of each."""
+"""The kind of a call's result; for an operator that gives several values, the kind of each."""
 
 TENSOR, NUMBER, TENSORS, NOTHING, OTHER = "a tensor", "a number", "a list of tensors", "nothing", "something else"
 
@@ -48,7 +48,7 @@ _FORMS: dict[str, tuple[str, ...]] = {
     "Device": ("device",),
     "MemoryFormat": ("memory_format",),
 }
-"""Which constants an argument of a type takes."""
+"""The constants that an argument of each type takes."""
 _NUMERIC = ("Tensor", "int", "float", "bool", "number")
 """The types of arguments that take a number which was computed."""
 _RESULTS = {"Tensor": TENSOR, "List[Tensor]": TENSORS, **dict.fromkeys(("int", "float", "bool", "number"), NUMBER)}
@@ -57,7 +57,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("insert", "pin_memory", "train"), (None, False)),
     "dropout_p": (0,),
 }
-"""What arguments must be, so that an operator of the list only computes."""
+"""The values that arguments must have, so that an operator of the list only computes."""
 _STATISTICS = ("running_mean", "running_var")
 _TRAINING = ("training", "use_input_stats")
 _TABLES = ("table", "tables")
@@ -110,12 +110,12 @@ def values_in(arguments: Any) -> list[int]:
 
 
 class Schema:
-    """What an operator takes and gives.
+    """The arguments and results of an operator.
 
     Args:
         name: of the operator, for messages.
         schema: torch's.
-        listed: whether it only computes, and so must its arguments say.
+        listed: whether it is on the list of operators that only compute; its arguments must not change that.
     """
 
     def __init__(self, name: str, schema: FunctionSchema, *, listed: bool) -> None:
@@ -182,7 +182,7 @@ class Schema:
         return is_tensor and argument.name in _TABLES and self._name.startswith("recstore::")
 
     def _takes(self, argument: Argument, value: Any, handles: Collection[int]) -> bool:
-        """Whether handles of tables, and they alone, go where tables are taken."""
+        """Whether an argument for tables gets handles of tables, and any other argument gets none."""
         numbers = values_in(value)
         if not self._is_table(argument):
             return not any(number in handles for number in numbers)
@@ -191,7 +191,7 @@ class Schema:
 
 
 def result_of_item(name: str, args: Sequence[Any], values: Sequence[Result]) -> Result:
-    """Returns what an element of what an operator gave is.
+    """Returns the kind of one element of an operator's result.
 
     Raises:
         ValueError: other arguments than a list or a tuple, and a place in it.

@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
 
 
 class Operators:
-    """What a graph may call.
+    """The operators that a graph may call.
 
     Attributes:
         further: the names of operators beyond the list, which the caller allows.

@@ -26,7 +26,7 @@ _FILLED = {
     "aten::empty_like.default": "aten::zeros_like.default",
     "aten::new_empty.default": "aten::new_zeros.default",
 }
-"""In place of operators that give memory as it is, those that fill it: nobody reads what the memory was."""
+"""Operators that fill memory, in place of those that leave it as it is: the old contents are never read."""
 
 
 class NoGraphError(ValueError):
@@ -185,6 +185,6 @@ def _name_of(node: Node) -> str:
 
 
 def _of_program(node: Node) -> str:
-    """What runs a program within the program: `torch.cond` and its like are control flow."""
+    """Describes the operator that runs a program within the program: `torch.cond` and its like are control flow."""
     names = [str(user.target) for user in node.users]
     return f"control flow by {names[0]}" if names else "a program within it"

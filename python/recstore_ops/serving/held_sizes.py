@@ -41,10 +41,10 @@ _TracedAt = Callable[[Mapping[tuple[str, int], int]], "ExportedProgram"]
 
 
 class HeldSizes:
-    """What a program needs of the sizes of its inputs.
+    """The conditions of a program on the sizes of its inputs.
 
     Args:
-        program: as `torch.export.export` gives it; one that was loaded has lost what its tracing took for true.
+        program: as `torch.export.export` returns it; a loaded program has lost the assumptions of its tracing.
         dynamic_shapes: those of the export.
         traced_at: traces the model again, with these sizes of its inputs, by name and dimension.
 
@@ -52,7 +52,7 @@ class HeldSizes:
         ranges: the bounds of sizes, by torch's symbols.
 
     Raises:
-        ValueError: it needs what a bundle cannot check.
+        ValueError: it has a condition that a bundle cannot check.
     """
 
     def __init__(self, program: ExportedProgram, dynamic_shapes: Any, traced_at: _TracedAt) -> None:
@@ -138,7 +138,7 @@ def _shapes_of(program: ExportedProgram) -> dict[str, list[_Expression]]:
 
 
 def _places(shapes: Mapping[str, list[_Expression]]) -> dict[_Expression, tuple[str, int, _Expression | None]]:
-    """Where each symbol is found: as a size, or as what solves one."""
+    """Finds each symbol in the shapes: as a size, or by solving a size for it."""
     found: dict[_Expression, tuple[str, int, _Expression | None]] = {}
     every = [(size, name, place) for name, shape in shapes.items() for place, size in enumerate(shape)]
     for size, name, place in every:
@@ -176,11 +176,11 @@ def _solved(guard: _Expression) -> tuple[_Expression, tuple[int, int | None]] | 
 
 
 class _Guards:
-    """What tracing took for true of the sizes, but how tensors lie in memory.
+    """The assumptions of tracing about sizes, except those about how tensors lie in memory.
 
-    Tracing takes for true on which side of a slice's ends a size lies, and gives the slice a size by it. What is made
-    of that size may hold on one side alone, or the graph is the same on both: then the calls find it themselves. So the
-    model is traced on the other side of each end too.
+    Tracing assumes on which side of a slice's ends a size lies, and computes the size of the slice from that. The graph
+    may depend on the side. If it is the same on both sides, the calls compute the right size themselves. So the model
+    is traced on the other side of each end too.
     """
 
     def __init__(self, program: ExportedProgram, shapes: Mapping[str, list[_Expression]], traced_at: _TracedAt) -> None:
@@ -191,7 +191,7 @@ class _Guards:
         self._note(program, {})
 
     def held(self) -> list[_Expression]:
-        """Returns those of which a call of the program with other sizes needs that they hold."""
+        """Returns those that must hold when the program is called with other sizes."""
         while self._of_slices:
             guard = self._of_slices.pop(0)
             if not self._is_same_beyond(guard):
@@ -199,7 +199,7 @@ class _Guards:
         return list(self._held)
 
     def _is_same_beyond(self, guard: _Expression) -> bool:
-        """Whether the graph is the same where a guard of a slice does not hold."""
+        """Whether the graph is the same for sizes that break a guard of a slice."""
         if (solved := _solved(guard)) is None:
             return False
         symbol, (least, most) = solved

@@ -1,4 +1,4 @@
-"""Checks what a bundle is called with by what its manifest says of its inputs."""
+"""Checks the inputs of a call against the manifest of a bundle."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def check_inputs(
     """Checks tensors: their number, types, dimensions, and sizes that are fixed, within bounds or equal one another.
 
     Args:
-        expected: what the manifest says of each.
+        expected: the manifest's description of each.
         inputs: in the same order.
         ranges: the bounds of sizes, by their names.
 
     Raises:
-        ValueError: names the input, what was expected and what came.
+        ValueError: names the input, the expected value and the actual one.
     """
     if len(inputs) != len(expected):
         names = ", ".join(each["name"] for each in expected)

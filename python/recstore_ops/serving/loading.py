@@ -34,19 +34,18 @@ def load_bundle(
         compiled: whether the program that AOTInductor compiled answers; its results may differ in their last bits. It
             is code, see `trusted`.
         follow: a publication of the same model, by its directory, `host:port` of a publisher that serves it, a
-            `PublisherAddress`, or `s3://bucket/prefix` of a copy in an object store. Tables and dense tensors are those
-            of its newest step, and stay so; see `FollowingBundle`. A publication that cannot be read for a while is
-            tried again.
+            `PublisherAddress`, or `s3://bucket/prefix` of a copy in an object store. Tables and dense tensors then stay
+            at its newest step; see `FollowingBundle`. A publication that cannot be read for a while is tried again.
         operators: further operators that the graph may call, also the one of a publication, as
             `"mylib::op.default"`. They must be known to this process.
         trusted: whether the bundle may run code of its own: a program without a graph, or a compiled one, does.
 
     Raises:
-        ValueError: there is no bundle or publication, one of another version, or a publication of another model; no
-            compiled program, one for another release of torch or another kind of processor, or one that is to follow;
-            a graph that calls another operator; or code that is not trusted.
-        OSError: a file is missing, cut off, changed, or of another bundle. Rows are looked at when they are first read,
-            and `program.pt2` is compared by its size, and its content when it is read.
+        ValueError: there is no bundle or publication, one has another version, or the publication has another model.
+            There is no compiled program, it is for another release of torch or another kind of processor, or it is to
+            follow. The graph calls another operator. Or the bundle has code that is not trusted.
+        OSError: a file is missing, cut off, changed, or belongs to another bundle. Rows are checked when they are first
+            read. Of `program.pt2` the size is checked, and the content when it is read.
     """
     path = Path(user_path(directory, "directory"))
     if follow is not None and compiled:

@@ -1,4 +1,4 @@
-"""What the manifest of a bundle says: its files, its tables and the inputs of its program."""
+"""The manifest of a bundle: its files, its tables and the inputs of its program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WITHOUT_RANGES = 2
 _BYTES_AT_A_TIME = 1 << 20
 _MOST_SIZE = (1 << 63) - 1
 _MOST_BYTES = 1 << 26
-"""Of a manifest."""
+"""The most bytes of a manifest."""
 _PROGRAM_FILES = (PROGRAM, GRAPH, STATE, COMPILED)
 _TABLE_FILE = re.compile(r"tables/\d{1,18}\.safetensors", re.ASCII)
 _TYPES = ("int", "float", "bool", "str", "NoneType", "SymInt", "SymFloat", "SymBool")
@@ -49,7 +49,7 @@ class BundledTable:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a bundle has.
+    """The contents of a bundle.
 
     Attributes:
         torch, recstore_ops: the versions that wrote it.

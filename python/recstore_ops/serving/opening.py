@@ -21,14 +21,14 @@ from recstore_ops.serving.manifest import COMPILED, GRAPH, NAME, PROGRAM, STATE,
 
 
 class BundleFiles:
-    """The files of a bundle. What they have in memory is what was compared, whatever becomes of the directory.
+    """The files of a bundle. The contents in memory are those that were checked, even if the directory changes.
 
     Args:
         place: the directory of the bundle, or its path.
 
     Attributes:
         path: of the bundle.
-        manifest: what it has.
+        manifest: the contents of the bundle.
 
     Raises:
         ValueError: there is no bundle, or one of another version.
@@ -98,7 +98,7 @@ class BundleFiles:
 
     @contextmanager
     def compiled(self) -> Iterator[Path]:
-        """Gives a copy of the compiled program, code too, that no one else changes.
+        """Yields a private copy of the compiled program, which is code too.
 
         Raises:
             OSError: its file is changed, or cannot be copied.

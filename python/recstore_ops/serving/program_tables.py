@@ -66,7 +66,7 @@ def _read(program: ExportedProgram) -> Iterator[tuple[str, str | None]]:
 
 
 def _handles(node: Node) -> list[object]:
-    """What an operator takes for its tables; None for the default table, which has no handle."""
+    """The arguments of an operator for its tables; None for the default table, which has no handle."""
     target = node.target
     assert isinstance(target, OpOverload)
     first = target._schema.arguments[0].name

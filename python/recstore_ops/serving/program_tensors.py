@@ -17,7 +17,7 @@ _ONLY = "output"
 
 
 class Described(NamedTuple):
-    """What a program takes and gives.
+    """The inputs and outputs of a program.
 
     Attributes:
         inputs: a description of each, in their order; containers are taken apart.

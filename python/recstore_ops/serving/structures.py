@@ -1,7 +1,7 @@
 """How tensors lie in containers, as text: that of `torch.utils._pytree.treespec_dumps`, and of named tuples by fields.
 
-What is read is a tuple, a list, a dictionary, a named tuple, or a batch of sparse features of this package. No class of
-another name is known: a named tuple is made anew of its fields.
+It reads tuples, lists, dictionaries, named tuples, and batches of sparse features of this package. Classes of other
+names are unknown: a named tuple is made anew of its fields.
 """
 
 from __future__ import annotations

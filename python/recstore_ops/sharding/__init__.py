@@ -1,7 +1,7 @@
 """Tables sharded by id over the ranks of a `torch.distributed` job.
 
-Modules take `process_group=`. A rank has the rows of the ids that `shard_of` gives it, in the store of its process; a
-lookup sends each distinct id to its owner and gets its row back, and gradients go the same way. See `docs/sharding.md`.
+Modules take `process_group=`. A rank has the rows of the ids that `shard_of` gives it, in the store of its process. A
+lookup sends each distinct id to its owner and gets its row back. Gradients go the same way. See `docs/sharding.md`.
 """
 
 from recstore_ops.sharding.checkpoint import load, save

@@ -48,7 +48,7 @@ def save(
         progress: whether this rank shows a progress bar of its part; `None` for one on a terminal.
 
     Returns:
-        What this rank wrote.
+        A report of the part that this rank wrote.
 
     Raises:
         ValueError, TypeError: as `recstore_ops.checkpoint.save`; or `path` is a URL: the parts of ranks need a

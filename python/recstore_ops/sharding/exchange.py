@@ -41,7 +41,7 @@ _rooms: WeakKeyDictionary[dist.ProcessGroup, dict[Hashable, int]] = WeakKeyDicti
 
 
 class Messages(NamedTuple):
-    """What came from each rank.
+    """The messages of all ranks.
 
     Attributes:
         words: the numbers, by rank.
@@ -59,7 +59,7 @@ def exchange_messages(
 
     Args:
         shard: whose ranks.
-        kind: of the messages: those of one kind are of about the same size.
+        kind: of the messages: those of one kind have about the same size.
         words: for each rank.
         bodies: for each rank, uint8; of a multiple of eight bytes.
         counted_as: what the bytes of bodies are counted as.
@@ -147,7 +147,7 @@ class Layout:
 
     @property
     def runs_WR(self) -> list[list[tuple[int, int]]]:
-        """Numbers of rows and their dims, by rank: one run where all dims are equal, else one a table."""
+        """Numbers of rows and their dims, by rank: one run if all dims are equal, else one a table."""
         if len(set(self.dims)) == 1:
             return [[(sum(counts), self.dims[0])] for counts in self.counts_WT]
         return [list(zip(counts, self.dims, strict=True)) for counts in self.counts_WT]
@@ -200,7 +200,7 @@ _INT64_BYTES = 8
 
 
 class Status(IntEnum):
-    """How a rank fares, as it tells the others."""
+    """The status that a rank sends to the others."""
 
     FINE = 0
     FAILED = 1
@@ -212,7 +212,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a rank asks of several tables.
+    """The ids that a rank asks several tables for.
 
     Attributes:
         ids: int64, distinct for each table; those of the first rank first, of it one table after the other, rising.
@@ -226,7 +226,7 @@ class Asked:
 
     @classmethod
     def of(cls, ids: Sequence[Tensor], world: int) -> Asked:
-        """What the ids of each table in a batch, int64 `[N]` on the CPU, ask of `world` ranks."""
+        """The request to `world` ranks for the ids of each table in a batch, int64 `[N]` on the CPU."""
         splits = [0]
         for ids_N in ids:
             splits.append(splits[-1] + ids_N.numel())
@@ -236,23 +236,23 @@ class Asked:
 
 
 class Exchange:
-    """What all ranks ask of each other in one batch; rows and gradients then take the same way.
+    """The requests of all ranks to each other in one batch. Rows and gradients then take the same way.
 
     All ranks make it together, each with the same tables.
 
     Args:
         shard: of the tables.
-        ask: gives what this rank asks. It may raise: then the others raise too.
+        ask: returns the request of this rank. It may raise: then the others raise too.
         tables: the numbers of the tables.
         dims: of the tables.
-        note: a number that every rank tells the others.
+        note: a number that every rank sends to the others.
 
     Attributes:
-        asked: what this rank asks.
-        ids: what is asked of this rank, int64, in the same order.
+        asked: the request of this rank.
+        ids: the ids that this rank is asked for, int64, in the same order.
         asked_layout: of the rows asked for.
         served_layout: of the rows asked of this rank.
-        notes: what each rank told.
+        notes: the number that each rank sent.
 
     Raises:
         RuntimeError: another rank failed.
@@ -283,7 +283,7 @@ class Exchange:
         self._shard = shard
 
     def ids_of(self, table: int) -> Tensor:
-        """What is asked of this rank of one table, those of the first rank first."""
+        """The ids of one table that this rank is asked for, those of the first rank first."""
         pieces = self.ids.split(self.served_layout.counts)
         return torch.cat(pieces[table :: len(self.served_layout.dims)])
 
@@ -344,7 +344,7 @@ def _kind(tables: Sequence[int]) -> frozenset[int]:
 
 
 def tell_failure(shard: Shard, tables: Sequence[int]) -> None:
-    """Tells the other ranks, which look up in some tables, that this one cannot."""
+    """Reports to the other ranks, which look up in some tables, that this one cannot."""
     none = torch.empty(0, dtype=torch.uint8, device="cpu")
     words = [[Status.FAILED, 0, *([0] * len(tables))]] * shard.world
     exchange_messages(shard, _kind(tables), words, [none] * shard.world, "id_bytes")

@@ -43,7 +43,7 @@ def clip_sharded_norm(
 
 
 def _norm(parameter: Tensor, table: Table, norm_type: float) -> Tensor:
-    """The norm of one table's gradients, over all ranks where it is sharded."""
+    """The norm of one table's gradients, over all ranks if it is sharded."""
     grads = parameter.grad
     norm = (
         torch.zeros((), dtype=torch.float32, device="cpu")

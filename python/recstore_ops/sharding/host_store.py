@@ -34,8 +34,8 @@ def share_host_store(
     """Opens tables in one store that all ranks of a job on this machine share, from now on.
 
     All ranks call it together, before they make modules, which take no `process_group` then. The first one starts a
-    server, a process of its own, so that the store outlives any rank; it ends soon after the last one. Ids, rows and
-    gradients go through memory that each rank shares with it.
+    server as a process of its own, so that the store outlives any rank. The server ends soon after the last rank. Ids,
+    rows and gradients go through memory that each rank shares with it.
 
     Args:
         process_group: the ranks; all of the job by default.

@@ -1,7 +1,7 @@
 """`join`: ranks that have no more batches take part in the exchanges of those that go on.
 
-Before each exchange all ranks tell each other what they do. A rank that has no more batches tells that, on a thread of
-its own, and then does what the others do, with no ids: it still has its rows.
+Before each exchange all ranks announce to each other what they do. A rank that has no more batches announces that, on a
+thread of its own, and then does what the others do, with no ids: it still has its rows.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _SECONDS = 1.0
 """How long a rank that fails waits for the others to hear of it."""
 
 _KEPT_LOOKUPS = 64
-"""Of how many lookups a rank without batches remembers what it was asked, for their gradients."""
+"""The number of lookups whose requests a rank without batches remembers, for their gradients."""
 
 
 class Op(IntEnum):
-    """What a rank does next."""
+    """The next action of a rank."""
 
     JOINED = 0
     LOOKUP = 1
@@ -56,10 +56,10 @@ _NAMES = {
 
 
 class Part(NamedTuple):
-    """What is said of one table.
+    """The part of an announcement about one table.
 
     Attributes:
-        place: its place among the tables of the operation, from 1 on; 0 where it is none of them.
+        place: its place among the tables of the operation, from 1 on; 0 if it is none of them.
         is_trained: whether it collects gradients.
         inserts: whether ids without a row get one.
         has_padding: whether it has a `padding_idx`.
@@ -78,12 +78,12 @@ class Part(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What a rank tells the others.
+    """The announcement of a rank to the others.
 
     Attributes:
-        op: what it does next.
+        op: the next action.
         number: of the lookup.
-        parts: of each table.
+        parts: one for each table.
     """
 
     op: Op
@@ -105,7 +105,7 @@ class Said(NamedTuple):
 
 
 class Joining(Announcements):
-    """What this rank does with sharded tables while some ranks may have no more batches.
+    """Announces the work of this rank with sharded tables while some ranks may have no more batches.
 
     Args:
         shard: of the tables.
@@ -133,7 +133,7 @@ class Joining(Announcements):
         return self._lookups
 
     def fail_lookup(self) -> None:
-        """Tells the others that this rank cannot look up what they do."""
+        """Announces that this rank cannot do the lookup of the others."""
         self._lookups += 1
         with suppress(RuntimeError):  # This rank's own error goes before.
             self._announce(Op.FAILED_LOOKUP, self._lookups, {})
@@ -153,7 +153,7 @@ class Joining(Announcements):
         )
 
     def fail(self) -> None:
-        """Tells the others, which may not hear it, that this rank leaves by an error, unless one has told the same."""
+        """Announces that this rank leaves by an error, unless another has done so. The others may not receive it."""
         if self._has_heard_of_failure:
             return
         with suppress(RuntimeError):
@@ -176,7 +176,7 @@ class Joining(Announcements):
         return torch.tensor(Said(op, number, said).words(), dtype=torch.int64, device=self._shard.device)
 
     def tell(self, op: Op, number: int = 0, parts: dict[int, Part] | None = None) -> list[Said]:
-        """Tells the other ranks what this one does, and returns what each does.
+        """Announces the action of this rank, and returns the announcements of all ranks.
 
         Raises:
             RuntimeError: a rank left by an error.
@@ -195,7 +195,7 @@ class Joining(Announcements):
         return said
 
     def _announce(self, op: Op, number: int, parts: dict[int, Part]) -> None:
-        """Tells what this rank does, and checks that all that have batches do the same."""
+        """Announces the action of this rank, and checks that all ranks with batches do the same."""
         said = self.tell(op, number, parts)
         own = said[self._shard.rank]
         failed = [rank for rank, each in enumerate(said) if each.op == Op.FAILED_LOOKUP and rank != self._shard.rank]
@@ -221,7 +221,7 @@ class Joining(Announcements):
         return sorted(named, key=lambda pair: pair[1].place)
 
     def cleared_since(self, said: Said, before: list[int]) -> None:
-        """Drops what this rank collected where the others have dropped theirs."""
+        """Drops the gradients that this rank collected for a table, if the others have dropped theirs."""
         for place, (table, part) in enumerate(zip(self._tables, said.parts, strict=True)):
             if part.clears > before[place]:
                 table.clear_collected()
@@ -315,14 +315,14 @@ class _Shadow:
 
 
 _own_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-"""What `join` made for each group of tables: once, not for each epoch."""
+"""The group that `join` made for each group of tables: once, not for each epoch."""
 
 
 def second_shard(shard: Shard, group: dist.ProcessGroup | None) -> Shard:
     """The same ranks in a group of their own, so that two exchanges can be under way.
 
     Raises:
-        ValueError: a group of other ranks, or none where one has to be given.
+        ValueError: a group of other ranks, or no group although one has to be given.
     """
     if group is None and shard.is_alone:
         return shard
@@ -333,7 +333,7 @@ def same_ranks(group: dist.ProcessGroup, second_group: dist.ProcessGroup | None,
     """Returns a second group of the same ranks: the one that was given, or a new one.
 
     Raises:
-        ValueError: a group of other ranks, or none where one has to be given.
+        ValueError: a group of other ranks, or no group although one has to be given.
     """
     ranks = dist.get_process_group_ranks(group)
     if second_group is not None:
@@ -358,7 +358,7 @@ def _own_group(shard: Shard, group: dist.ProcessGroup | None) -> dist.ProcessGro
 
 
 def joining_of(shard: Shard) -> Joining | None:
-    """What goes on within `join` over the group of a shard; `None` outside."""
+    """The `join` under way over the group of a shard; `None` outside."""
     found = joinings.get(shard.group) if joinings else None
     return found if isinstance(found, Joining) else None
 
@@ -382,17 +382,17 @@ def join(
     Args:
         modules: all modules whose tables are sharded over one group and looked up within.
         joinables: what else takes part, such as a `DistributedDataParallel` over the dense part.
-        second_group: the ranks of the modules' group once more. By default one is made, where theirs has all ranks of
-            the job; all of them then enter together.
+        second_group: the ranks of the modules' group once more. By default one is made, if theirs has all ranks of the
+            job; all of them then enter together.
         **options: of `torch.distributed.algorithms.Join`, for `joinables`.
 
     Raises:
         ValueError: no modules, one whose tables are not sharded over the one group, or a group of other ranks.
-        RuntimeError: a rank left by an error, or did something else than the others; names it. Further what is not
-            announced to ranks without batches, such as clipping, scaling, opening a table or a checkpoint.
+        RuntimeError: a rank left by an error, or did something else than the others; names it. Also for work that is
+            not announced to ranks without batches, such as clipping, scaling, opening a table or a checkpoint.
 
     Examples:
-        ``with join([bags], [top]):`` around the loop over batches, where `top` is a `DistributedDataParallel`.
+        ``with join([bags], [top]):`` around the loop over batches. `top` is a `DistributedDataParallel`.
     """
     tables = [table for module in modules for table in module.tables()]
     if not tables or any(table.shard is None or table.shard.group is not tables[0].shard.group for table in tables):

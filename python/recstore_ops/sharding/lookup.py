@@ -26,15 +26,15 @@ class Lookup:
         paddings: the id of each table that gets no gradient.
         inserts: whether ids of each table without a row get one.
         shard: whose group exchanges ids and rows.
-        note: a number that every rank tells the others.
+        note: a number that every rank sends to the others.
 
     Attributes:
         exchange: the way of ids, rows and gradients.
         received: the rows asked for, float32 in `exchange.asked_layout`.
-        served: the rows that this rank sent, in `exchange.served_layout`; none once nobody asks for them any more.
+        served: the rows that this rank sent, in `exchange.served_layout`; none once no rank asks for them any more.
         shard: whose group exchanges ids and rows.
         number: of the lookup within `sharding.join`.
-        trained: whether each table collects gradients; it must be the same on all ranks.
+        trained: whether each table collects gradients, the same on all ranks.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Lookup:
 
     @property
     def anchor(self) -> Tensor:
-        """What puts the lookup on autograd's tape, unless all tables are frozen."""
+        """The tensor that puts the lookup on autograd's tape, unless all tables are frozen."""
         return max(self._tables, key=lambda table: table.requires_grad).anchor
 
     @property

@@ -29,7 +29,7 @@ def check_owned(table: Table, ids: Tensor) -> None:
 
 
 def own_ids(table: Table, ids: Tensor) -> Tensor:
-    """Which ids, int64 `[N]`, have their rows in this process: bool `[N]`; all of a table that is not sharded."""
+    """Whether each id, int64 `[N]`, has its row in this process: bool `[N]`; true for a table that is not sharded."""
     if table.shard is None or not table.is_sharded:
         return torch.ones_like(ids, dtype=torch.bool)
     return table.shard.owns(ids)

@@ -63,7 +63,7 @@ def refresh(lookup: Lookup, shard: Shard, *, is_wanted: bool) -> bool:
 
 
 def _tell(shard: Shard, kind: object, status: Status, layout: Layout) -> list[int]:
-    """Tells the others how this rank fares, and returns how they do."""
+    """Sends the status of this rank to the others, and returns the status of each."""
     none = torch.empty(0, dtype=torch.uint8, device="cpu")
     words = [[status, *([0] * len(runs))] for runs in layout.runs_WR]
     came = exchange_messages(shard, kind, words, [none] * shard.world, "row_bytes")
@@ -108,7 +108,7 @@ def _overwrite(runs: list[Tensor], counts_R: list[int], body: Tensor, wire_dtype
 
 
 LookupKey = tuple[tuple[int, Tensor], ...]
-"""What tells a lookup: the number of each table and the ids asked of it, in order."""
+"""The key of a lookup: the number of each table and the ids asked of it, in order."""
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ class PendingLookup:
     lookup: Future[Lookup]
 
     def is_of_tables(self, key: LookupKey) -> bool:
-        """Whether it asks the same tables, in the same order; it then does so on all ranks."""
+        """Whether it asks the same tables, in the same order, which is then so on all ranks."""
         return [table for table, _ in self.key] == [table for table, _ in key]
 
     def is_for(self, key: LookupKey) -> bool:
@@ -151,7 +151,7 @@ def drop_pending(dropped: Sequence[PendingLookup]) -> None:
 def take_pending(key: LookupKey, shard: Shard) -> Lookup | None:
     """The lookup begun for this batch, its rows as they are now; `None` if not all ranks have begun theirs.
 
-    All ranks call it together. Where lookups in these tables are pending, they are so on all ranks alike.
+    All ranks call it together. If lookups in these tables are pending, they are pending on all ranks.
 
     Raises:
         RuntimeError: another rank failed; further as `sharded_rows`.

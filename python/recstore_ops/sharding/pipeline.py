@@ -84,14 +84,14 @@ class Pace:
 
     @property
     def note(self) -> int:
-        """What this rank measured, for the others; 0 for nothing, and where they have it already."""
+        """The measurements of this rank, for the others; 0 if there are none, or the others have them already."""
         if self._place != _TOLD or not all(self._times.values()):
             return 0
         ahead, plain = (min(_MOST, 1 + int(1e6 * median(self._times[way]))) for way in (True, False))
         return ahead << _BITS | plain
 
     def decide(self, notes: Sequence[int]) -> None:
-        """Chooses the way of the rest of the cycle by what all ranks measured; where one has nothing it stays."""
+        """Chooses the way for the rest of the cycle by the measurements of all ranks; if one has none, it stays."""
         if all(notes):
             self.is_ahead = sum(note >> _BITS for note in notes) < _GAIN * sum(note & _MOST for note in notes)
 
@@ -100,28 +100,28 @@ class Sharded(Protocol):
     """A module whose tables are sharded."""
 
     def requests(self, features: Any) -> list[Request]:
-        """What a forward of these features looks up."""
+        """The lookups of a `forward` of these features."""
         ...
 
 
 class ShardedPipeline:
     """Goes through a DataLoader and exchanges ids and rows of the next batch while the batch before is worked on.
 
-    It does so where that is faster: on the first batches, and from time to time again, it measures both ways, and all
-    ranks go on in the one that is faster for them together. What it found out stays for the next epoch.
+    It does so if that is faster: on the first batches, and from time to time again, it measures both ways, and all
+    ranks go on in the one that is faster for them together. The choice stays for the next epoch.
 
-    Results are those of a loop without it: when a batch has come, the owners of its rows send those again that changed
-    since. The exchange ahead runs on a thread and a process group of its own. All ranks go through one together, and
+    Results equal those of a loop without it: when a batch has come, the owners of its rows send those again that have
+    changed. The exchange ahead runs on a thread and a process group of its own. All ranks go through one together, and
     each looks up every batch once. Ids have to lie on the CPU or be ready when the batch is. An error of the loader is
-    raised where its batch would have come.
+    raised in place of its batch.
 
     Args:
         loader: any iterable of batches; all ranks have as many.
         modules: collections or table modules of one process group. `forward` of each then finds its rows.
         features: takes what the modules' `forward` is given out of a batch, the same for all. By default what
             `PrefetchingDataLoader` takes.
-        second_group: the ranks of the modules' group once more. By default one is made, where theirs has all ranks of
-            the job; all of them then make the pipeline together.
+        second_group: the ranks of the modules' group once more. By default one is made, if theirs has all ranks of the
+            job; all of them then make the pipeline together.
 
     Raises:
         ValueError: no modules, one whose tables are not sharded, or a group of other ranks.
@@ -143,7 +143,7 @@ class ShardedPipeline:
         self._told: PendingLookup | None = None
 
     def __len__(self) -> int:
-        """The number of batches, where the DataLoader knows it."""
+        """The number of batches, if the DataLoader knows it."""
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:

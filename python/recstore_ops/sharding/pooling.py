@@ -1,4 +1,4 @@
-"""What a rank makes of the rows that it got: rows of ids, and sums, means and maxima of bags.
+"""Computes results from the rows that a rank received: rows of ids, and sums, means and maxima of bags.
 
 Shape suffixes: N ids, U distinct ids, B bags, D dim.
 """
@@ -70,7 +70,7 @@ def sum_bags(
         bag_N: its bag.
         bags: B.
         is_mean: whether sums are divided by the numbers of ids.
-        counted_N: which ids count; all where absent.
+        counted_N: which ids count; all by default.
         weights_N: factors of the rows of a sum.
     """
     ones_N = torch.ones(bag_N.shape, dtype=torch.float32, device=bag_N.device)
@@ -97,7 +97,7 @@ def _each_apart(rows: Rows) -> Rows:
 
 
 def check_offsets(name: str, ids_N: Tensor, offsets: Tensor) -> None:
-    """Checks where bags begin and end, before anything is sent.
+    """Checks the beginnings and ends of bags before anything is sent.
 
     Raises:
         ValueError: the offsets do not rise from zero to the number of ids.
@@ -108,7 +108,7 @@ def check_offsets(name: str, ids_N: Tensor, offsets: Tensor) -> None:
 
 
 def _fault(offsets: Tensor, num_ids: int) -> str | None:
-    """What is wrong with offsets, in the words of `emb_bag`."""
+    """The error of offsets, in the words of `emb_bag`; None if they are valid."""
     if offsets.numel() == 0:
         return "hold at least the end of the last bag, got none"
     first, last, differences = int(offsets[0]), int(offsets[-1]), offsets.diff()

@@ -45,12 +45,12 @@ class Request:
 
 
 class Rows(NamedTuple):
-    """What a request gets: the rows of distinct ids, and which is whose.
+    """The result of a request: the rows of distinct ids, and the row of each id.
 
     Attributes:
-        rows: float32, `[U, dim]`, on the device of the ids; they carry a gradient.
+        rows: float32, `[U, dim]`, on the device of the ids, with a gradient.
         places: the row of each id, int64, in the shape of the ids and on their device.
-        padding_place: the row of `padding_idx`; `None` where it does not occur.
+        padding_place: the row of `padding_idx`; `None` if it does not occur.
     """
 
     rows: Tensor
@@ -66,7 +66,7 @@ def sharded_rows(requests: Sequence[Request]) -> list[Rows]:
         requests: one or more; those of one table share its rows.
 
     Returns:
-        What each request gets.
+        The rows of each request.
 
     Raises:
         IndexError: an id outside `[0, num_embeddings)`; names table, id and position.
@@ -87,9 +87,9 @@ def sharded_bags(requests: Sequence[Request], offsets: Tensor) -> Tensor | None:
     """Sums the rows of bags in sharded tables of one group, all in one exchange. All ranks call it together.
 
     Args:
-        requests: one a feature; of no padding.
-        offsets: where the bags of the first feature begin, then those of the second, and so on; at the end where the
-            last one ends.
+        requests: one a feature, without a `padding_idx`.
+        offsets: the start of each bag of the first feature, then of the second, and so on; at the end, the end of the
+            last bag.
 
     Returns:
         `[bags, dims of all features]`; `None`, before anything was exchanged, for what `sharded_rows` is needed for:
@@ -191,7 +191,7 @@ def _look_up_within_join(requests: Sequence[Request], shard: Shard, joining: Joi
 
 
 def make_lookup(requests: Sequence[Request], shard: Shard, note: int = 0) -> Lookup:
-    """Looks up requests over the group of `shard`; every rank tells the others a number besides."""
+    """Looks up requests over the group of `shard`. Every rank also sends a number to the others."""
     batch = _Batch(requests)
     first = [batch.of(table)[0] for table in batch.tables]
     return Lookup(
@@ -205,14 +205,14 @@ def make_lookup(requests: Sequence[Request], shard: Shard, note: int = 0) -> Loo
 
 
 def key_of(requests: Sequence[Request]) -> LookupKey:
-    """What tells a lookup: the number of each table and the ids asked of it, in order."""
+    """The key of a lookup: the number of each table and the ids asked of it, in order."""
     return tuple((request.table.table_id, request.ids.reshape(-1)) for request in requests)
 
 
 def check_other_ranks(tables: Sequence[Table]) -> None:
-    """Goes before a step in tables: those that are sharded take theirs on all ranks, or on none.
+    """Checks, before a step in tables, that the sharded ones can take it on all ranks; otherwise none takes it.
 
-    All ranks call it together. On a rank whose gradients are not finite it returns: its own step tells what is wrong.
+    All ranks call it together. On a rank whose gradients are not finite it returns: its own step reports the error.
 
     Raises:
         RuntimeError: another rank has such gradients, and will refuse its step.

@@ -1,4 +1,4 @@
-"""What the exchanges of this process sent, and how long it waited for them."""
+"""Counters of the exchanges of this process: the bytes that they sent, and the time it waited for them."""
 
 import time
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from threading import Lock
 
 @dataclass
 class ExchangeStatistics:
-    """What was sent to other ranks; what a rank keeps for itself does not count.
+    """Counters of exchanges with other ranks. Ids, rows and gradients that stay on a rank do not count.
 
     Attributes:
         exchanges: batches that were exchanged.
@@ -35,7 +35,7 @@ _lock = Lock()
 
 
 def exchange_statistics(reset: bool = False) -> dict[str, float]:
-    """What was exchanged so far, by the names of `ExchangeStatistics`; begins anew with `reset`."""
+    """The counters so far, by the names of `ExchangeStatistics`; begins anew with `reset`."""
     global _statistics
     with _lock:
         found = asdict(_statistics)

@@ -12,9 +12,9 @@ from recstore_ops.table.table import Table
 def compare_ranks(tables: Sequence[Table]) -> None:
     """Asks the other ranks, before a step in sharded tables, whether they have gradients that are not finite.
 
-    All ranks call it together. They ask only where flags of the exchanges leave it open: gradients that are not finite
+    All ranks call it together. They ask only if flags of the exchanges leave it open: gradients that are not finite
     came to some rank, or were lent to be changed, or come by `HashTable.accept_grad`. On a rank that has such
-    gradients it returns: its own step tells what is wrong.
+    gradients it returns: its own step reports the error.
 
     Raises:
         RuntimeError: another rank has such gradients, and will refuse its step.

@@ -1,4 +1,4 @@
-"""What the processes of a group do together: all of them what they were asked for, or an error on each."""
+"""Joint work of the processes of a group: it succeeds on all of them, or raises on each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Together:
     """The processes that do something together; without a group this one alone.
 
     Attributes:
-        group: the processes; None where this one is alone.
+        group: the processes; None if this one is alone.
         rank: its number.
         world: how many there are.
     """
@@ -30,7 +30,7 @@ class Together:
         return self.rank == 0
 
     def of_first(self, what: str, work: Callable[[], _Result]) -> _Result:
-        """What the first process's work gives, on all; the others do none.
+        """Returns the result of the first process's work on all processes. The others do no work.
 
         Raises:
             RuntimeError: it failed; on the first process its own error.

@@ -1,7 +1,7 @@
 """Lengths and offsets of bags: checked, and each computed from the other.
 
-Bag i holds `values[offsets[i]:offsets[i + 1]]`, `lengths[i]` of them. TorchScript compiles what `JaggedTensor` and
-`KeyedJaggedTensor` call here, so it is written in what that understands.
+Bag i holds `values[offsets[i]:offsets[i + 1]]`, `lengths[i]` of them. TorchScript compiles the functions that
+`JaggedTensor` and `KeyedJaggedTensor` call here, so they are written in the part of Python that it understands.
 """
 
 import torch
@@ -11,7 +11,7 @@ from recstore_ops.sparse.transforms import is_batched, is_transformed
 
 
 def lengths_of(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
-    """The lengths, from offsets where there are none."""
+    """The lengths, computed from offsets if there are none."""
     if lengths is not None:
         return lengths
     assert offsets is not None
@@ -19,7 +19,7 @@ def lengths_of(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
 
 
 def offsets_of(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
-    """The offsets, from lengths where there are none."""
+    """The offsets, computed from lengths if there are none."""
     if offsets is not None:
         return offsets
     assert lengths is not None
@@ -27,13 +27,13 @@ def offsets_of(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
 
 
 def complete_sums(lengths: Tensor) -> Tensor:
-    """Where bags of these lengths start, and the end of the last one, of the same type."""
+    """The start of each bag of these lengths, and the end of the last one, of the same type."""
     ends = lengths.reshape(-1).cumsum(0).to(lengths.dtype)
     return torch.cat([lengths.new_zeros(1), ends])
 
 
 def bounds_of(sizes: list[int]) -> list[int]:
-    """Where parts of these sizes start, and the end of the last one."""
+    """The start of each part of these sizes, and the end of the last one."""
     bounds = [0]
     for size in sizes:
         bounds.append(bounds[-1] + size)
@@ -41,7 +41,7 @@ def bounds_of(sizes: list[int]) -> list[int]:
 
 
 def may_keep() -> bool:
-    """Whether a batch may keep what it computes of itself: not what a graph, a transform or inference mode owns."""
+    """Whether a batch may cache values it computes: not if a graph, a transform or inference mode owns them."""
     if torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
         return True
     else:
@@ -60,7 +60,7 @@ def bag_of_each(ids_N: Tensor, offsets: Tensor) -> Tensor:
 
 
 def check_bags(values: Tensor, lengths: Tensor | None, offsets: Tensor | None, most_dims: int = 1) -> None:
-    """Checks lengths `[B]`, or offsets `[B + 1]`, or both, of bags of values; their numbers only where that is cheap.
+    """Checks lengths `[B]`, or offsets `[B + 1]`, or both, of bags of values; their numbers only if that is cheap.
 
     Values behind the last bag belong to none.
 

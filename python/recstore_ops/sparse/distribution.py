@@ -1,7 +1,7 @@
-"""What ranks send each other of a batch, and the batch that one makes of what it got.
+"""The tensors of a batch that ranks send each other, and the batch that a rank makes of those it received.
 
-Each rank sends to each other one the features that it owns. What arrives comes rank by rank, and in it feature by
-feature; `recat` says the order in which these parts stand feature by feature.
+Each rank sends every other rank the features that the receiver owns. Parts arrive rank by rank, and within a rank
+feature by feature; `recat` is the order of the parts that sorts them by feature.
 
 Shape suffixes: F features, R ranks.
 """
@@ -18,13 +18,13 @@ from recstore_ops.sparse.keyed_parts import reordered
 
 
 class Arrived(NamedTuple):
-    """What a batch is made of, feature by feature.
+    """The parts of a batch, feature by feature.
 
     Attributes:
         lengths: of the bags.
         values: of the bags.
-        weights: of the values, where there are any.
-        strides_FR: of each feature and rank, where these differ.
+        weights: of the values, if there are any.
+        strides_FR: of each feature and rank, if these differ.
     """
 
     lengths: Tensor
@@ -40,12 +40,12 @@ def sums_of_splits(numbers: Sequence[int], splits: Sequence[int]) -> list[int]:
 
 
 def arrived_of_equal_features(tensors: Sequence[Tensor], recat: Tensor | None, strides_R: Sequence[int]) -> Arrived:
-    """Puts in order what ranks sent of features that have one stride on each rank.
+    """Puts in order the tensors that ranks sent of features with one stride on each rank.
 
     Args:
-        tensors: lengths, values and, where there are any, weights.
-        recat: the places of the parts, each the lengths of a feature and a rank. Where ranks have different strides:
-            the places of the single lengths.
+        tensors: lengths, values and, if there are any, weights.
+        recat: the places of the parts, each the lengths of a feature and a rank. If ranks have different strides: the
+            places of the single lengths.
         strides_R: the examples of each rank.
     """
     lengths, values = tensors[0].reshape(-1), tensors[1]
@@ -60,14 +60,14 @@ def arrived_of_equal_features(tensors: Sequence[Tensor], recat: Tensor | None, s
 def arrived_of_variable_batch(
     tensors: Sequence[Tensor], recat: Tensor | None, num_features: int, num_ranks: int, stagger: int
 ) -> Arrived:
-    """Puts in order what ranks sent of features that have strides of their own.
+    """Puts in order the tensors that ranks sent of features with strides of their own.
 
     Args:
-        tensors: lengths, values, the strides of each rank's features, and, where there are any, weights.
+        tensors: lengths, values, the strides of each rank's features, and, if there are any, weights.
         recat: the places of the parts, each a feature of a rank.
         num_features: F.
         num_ranks: R.
-        stagger: the ranks of a host that came in turns with those of other hosts; 1 where they did not.
+        stagger: the number of ranks of a host, if they alternate with the ranks of other hosts; else 1.
     """
     lengths, values, strides = tensors[:3]
     weights = tensors[3] if len(tensors) > 3 else None

@@ -33,13 +33,13 @@ def lengths_of_each(values: list[Tensor]) -> Tensor:
 
 
 def within_lengths(size: int, lengths: Tensor) -> Tensor:
-    """Which places of `[B, size]` bags of these lengths fill, bool."""
+    """Whether bags of these lengths fill each place of `[B, size]`, bool."""
     place_L = torch.arange(size, dtype=torch.int64, device=lengths.device)
     return place_L.unsqueeze(0) < lengths.unsqueeze(1)
 
 
 def masked(values: Tensor | None, is_taken: Tensor) -> Tensor | None:
-    """The values that are taken, where there are any."""
+    """The values that are taken; `None` without values."""
     return None if values is None else values[is_taken]
 
 
@@ -85,7 +85,7 @@ class JaggedTensor(_PrintedBags, metaclass=Proxyable):
         values: `[N, ...]`: ids, or a row for each id.
         weights: `[N, ...]`: a weight for each value.
         lengths: int32 or int64, `[B]`: the number of values of each bag. Lengths or offsets must be given.
-        offsets: int32 or int64, `[B + 1]`: where each bag starts, and the end of the last one.
+        offsets: int32 or int64, `[B + 1]`: the start of each bag, and the end of the last one.
 
     Raises:
         TypeError: an argument of another type.
@@ -121,7 +121,7 @@ class JaggedTensor(_PrintedBags, metaclass=Proxyable):
         weights_dtype: torch.dtype | None = None,
         lengths_dtype: torch.dtype = torch.int32,
     ) -> "JaggedTensor":
-        """No bags, of the types given; values and weights of torch's default type where absent."""
+        """No bags, of the types given; values and weights have torch's default type unless one is given."""
         weights = torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None
         none = torch.empty(0, dtype=lengths_dtype, device=device)
         return JaggedTensor(torch.empty(0, dtype=values_dtype, device=device), weights, none, none)
@@ -172,7 +172,7 @@ class JaggedTensor(_PrintedBags, metaclass=Proxyable):
         return weights
 
     def weights_or_none(self) -> Tensor | None:
-        """The weights of all values, `[N, ...]`, where there are any."""
+        """The weights of all values, `[N, ...]`, if there are any."""
         return self._weights
 
     def lengths(self) -> Tensor:
@@ -183,18 +183,18 @@ class JaggedTensor(_PrintedBags, metaclass=Proxyable):
         return lengths
 
     def lengths_or_none(self) -> Tensor | None:
-        """The number of values of each bag, `[B]`, where it was given or computed."""
+        """The number of values of each bag, `[B]`, if it was given or computed."""
         return self._lengths
 
     def offsets(self) -> Tensor:
-        """Where each bag starts, and the end of the last one, `[B + 1]`."""
+        """The start of each bag, and the end of the last one, `[B + 1]`."""
         offsets = offsets_of(self._lengths, self._offsets)
         if may_keep():
             self._offsets = offsets
         return offsets
 
     def offsets_or_none(self) -> Tensor | None:
-        """Where each bag starts, and the end of the last one, `[B + 1]`, where it was given or computed."""
+        """The start of each bag, and the end of the last one, `[B + 1]`, if they were given or computed."""
         return self._offsets
 
     def device(self) -> torch.device:
@@ -206,7 +206,7 @@ class JaggedTensor(_PrintedBags, metaclass=Proxyable):
         return cut(self._values, self.offsets())
 
     def to_dense_weights(self) -> list[Tensor] | None:
-        """The weights of the bags one by one, where there are any."""
+        """The weights of the bags one by one, if there are any."""
         weights = self._weights
         return None if weights is None else cut(weights, self.offsets())
 
@@ -227,7 +227,7 @@ class JaggedTensor(_PrintedBags, metaclass=Proxyable):
         return padded(self._values, self.offsets(), self._longest(desired_length), padding_value)
 
     def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor | None:
-        """The weights as the rows of one tensor, as `to_padded_dense` has the values, where there are any."""
+        """The weights as the rows of one tensor, as `to_padded_dense` gives the values, if there are any."""
         weights = self._weights
         if weights is None:
             return None

@@ -13,7 +13,7 @@ _NONE_TOLD = (None,) * 4
 
 
 def _is_graph() -> bool:
-    """Whether numbers are those of an example, and reading them is not recorded."""
+    """Whether numbers belong to an example only, and reading them is not recorded."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -68,7 +68,7 @@ def _equal_strides(batch: Any, bags: int) -> list[int]:
 
 
 def _own_strides(batch: Any, bags: int) -> list[int]:
-    """The number of examples of each feature, which each has its own. What `empty_like` makes has them without keys."""
+    """The number of examples of each feature, if each has its own. A batch from `empty_like` has them without keys."""
     keys, strides_FR = batch._keys, batch._stride_per_key_per_rank
     if not keys or torch.compiler.is_compiling():
         return []
@@ -115,7 +115,7 @@ def _check_told(batch: Any, strides: list[int]) -> None:
 
 
 def _bounds(batch: Any, bags: list[int]) -> list[int]:
-    """Where the ids of each feature start, looked up in offsets or summed up, and kept nowhere."""
+    """The start of each feature's ids, looked up in offsets or summed up, and not cached."""
     if not bags[-1]:
         return [0] * len(bags)
     if batch._offsets is None and batch._stride_per_key_per_rank is None:
@@ -151,10 +151,10 @@ def _check_equal(name: str, given: Any, needed: Any) -> None:
 
 
 def check_index(keys: list[str], index_per_key: dict[str, int] | None) -> None:
-    """Refuses a key twice, but for places that are told, and these where they are not those of the keys.
+    """Refuses a repeated key without given places, and given places that do not belong to the keys.
 
     Raises:
-        ValueError: it is so.
+        ValueError: a key comes twice, or a place belongs to another key or to none.
     """
     distinct = set(keys)
     if index_per_key is None:

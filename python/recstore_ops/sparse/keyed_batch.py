@@ -1,4 +1,4 @@
-"""What `KeyedJaggedTensor` has that TorchScript leaves out: copies, printing, and what ranks send each other."""
+"""The part of `KeyedJaggedTensor` that TorchScript leaves out: copies, printing, and tensors for other ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class KeyedBatch(BatchTensors):
         to_dict: Callable[[], dict[str, Any]]
 
     def to(self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None) -> Self:
-        """A copy on a device, with weights of a type where one is given."""
+        """A copy on a device; its weights have the type `dtype` if one is given."""
         made = super().to(device, non_blocking)
         if dtype is not None and made._weights is not None:
             made._weights = made._weights.to(dtype)
@@ -74,7 +74,7 @@ class KeyedBatch(BatchTensors):
         return super()._pairs(other) + pair_of("inverse_indices", own, others)
 
     def dist_labels(self) -> list[str]:
-        """What each of `dist_tensors` is."""
+        """The names of `dist_tensors`, in their order."""
         labels = ["lengths", "values"]
         if self.variable_stride_per_key():
             labels.append("strides")
@@ -89,7 +89,7 @@ class KeyedBatch(BatchTensors):
         return splits if self.weights_or_none() is None else [*splits, values]
 
     def dist_tensors(self) -> list[Tensor]:
-        """What ranks send each other of this batch."""
+        """The tensors of this batch that ranks send each other."""
         tensors = [self.lengths(), self.values()]
         if self.variable_stride_per_key():
             strides = torch.tensor(self.stride_per_key(), dtype=torch.int64, device="cpu")

@@ -1,7 +1,7 @@
 """`KeyedJaggedTensor`: the sparse features of a batch, a bag of ids for each feature and example.
 
-Shape suffixes: F features, B examples, N ids of all features. TorchScript compiles the class but for what it
-inherits, so it is written in what that understands: within methods it is made with all arguments.
+Shape suffixes: F features, B examples, N ids of all features. TorchScript compiles the class except what it inherits,
+so it is written in the part of Python that TorchScript understands: within methods it is made with all arguments.
 """
 
 import torch
@@ -38,16 +38,16 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         values: `[N]`: the ids of all bags, one bag after the other.
         weights: `[N]`: a weight for each id.
         lengths: int32 or int64, `[F * B]` or `[F, B]`: the number of ids of each bag. Lengths or offsets must be given,
-            but where there are no keys.
-        offsets: int32 or int64, `[F * B + 1]`: where each bag starts, and the end of the last one.
-        stride: the number of examples B; told by the number of bags where absent.
+            unless there are no keys.
+        offsets: int32 or int64, `[F * B + 1]`: the start of each bag, and the end of the last one.
+        stride: the number of examples B; by default computed from the number of bags.
         stride_per_key_per_rank: the number of examples of each feature and of each rank that the batch comes from,
             `[F, R]`; one rank is `[[3], [1]]`.
-        stride_per_key: the number of examples of each feature; this and all that follow but `inverse_indices` are
-            computed where absent.
+        stride_per_key: the number of examples of each feature; this and all that follow except `inverse_indices` are
+            computed by default.
         length_per_key: the number of ids of each feature.
-        lengths_offset_per_key: where the bags of each feature start, and the end of the last one.
-        offset_per_key: where the ids of each feature start, and the end of the last one.
+        lengths_offset_per_key: the start of each feature's bags, and the end of the last one.
+        offset_per_key: the start of each feature's ids, and the end of the last one.
         index_per_key: the place of each feature; with it a key may come twice.
         jt_dict: the features by name.
         inverse_indices: names of features, and for each of them and each of B examples the example among the feature's
@@ -151,7 +151,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
 
     @staticmethod
     def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> "KeyedJaggedTensor":
-        """Joins features. Where they have different numbers of examples, the batch is one of variable strides.
+        """Joins features. If they have different numbers of examples, the batch has variable strides.
 
         Raises:
             ValueError: no feature, or weights of some features only.
@@ -176,7 +176,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         weights_dtype: torch.dtype | None = None,
         lengths_dtype: torch.dtype = torch.int32,
     ) -> "KeyedJaggedTensor":
-        """No features, of the types given; values and weights of torch's default type where absent."""
+        """No features, of the types given; values and weights have torch's default type unless one is given."""
         keys = torch.jit.annotate(list[str], [])
         weights = torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None
         values = torch.empty(0, dtype=values_dtype, device=device)
@@ -197,19 +197,19 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         stride_per_rank: list[int] | None,
         stagger: int = 1,
     ) -> "KeyedJaggedTensor":
-        """Makes a batch of what ranks sent of the features that this one owns.
+        """Makes a batch of the tensors that ranks sent of the features that this one owns.
 
         Args:
             keys: the names of these features.
             tensors: `dist_tensors` of the ranks, each of them rank by rank.
             variable_stride_per_key: whether features have different numbers of examples.
             num_workers: the number of ranks.
-            recat: the order of what arrived that stands feature by feature; as it is where absent.
+            recat: the order that sorts the received parts by feature; by default they stay as they are.
             stride_per_rank: the examples of each rank, for features that have equally many.
-            stagger: the ranks of a host, where those of several hosts came in turns.
+            stagger: the number of ranks of a host, if the ranks of several hosts alternate; else 1.
 
         Raises:
-            ValueError: another number of tensors, or no `stride_per_rank` where it is needed.
+            ValueError: another number of tensors, or no `stride_per_rank` although it is needed.
         """
         least = 3 if variable_stride_per_key else 2
         if not least <= len(tensors) <= least + 1:
@@ -227,7 +227,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         ).sync()
 
     def sync(self) -> "KeyedJaggedTensor":
-        """Computes what is told of each feature, so that later calls wait for no device; a graph does not."""
+        """Computes and caches the sizes of each feature, so that later calls wait for no device; a graph does not."""
         if may_keep():
             self.length_per_key()
         return self
@@ -258,7 +258,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         return weights
 
     def weights_or_none(self) -> Tensor | None:
-        """The weights of all ids, `[N]`, where there are any."""
+        """The weights of all ids, `[N]`, if there are any."""
         return self._weights
 
     def lengths(self) -> Tensor:
@@ -269,18 +269,18 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         return lengths
 
     def lengths_or_none(self) -> Tensor | None:
-        """The number of ids of each bag, where it was given or computed."""
+        """The number of ids of each bag, if it was given or computed."""
         return self._lengths
 
     def offsets(self) -> Tensor:
-        """Where each bag starts, and the end of the last one, `[F * B + 1]`."""
+        """The start of each bag, and the end of the last one, `[F * B + 1]`."""
         offsets = offsets_of(self._lengths, self._offsets)
         if may_keep():
             self._offsets = offsets
         return offsets
 
     def offsets_or_none(self) -> Tensor | None:
-        """Where each bag starts, and the end of the last one, where it was given or computed."""
+        """The start of each bag, and the end of the last one, if they were given or computed."""
         return self._offsets
 
     def stride(self) -> int:
@@ -306,7 +306,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         return [self.stride()] * len(self._keys)
 
     def stride_per_key_per_rank(self) -> list[list[int]]:
-        """The number of examples of each feature and rank, where features have different ones; else an empty list."""
+        """The number of examples of each feature and rank, if features have different ones; else an empty list."""
         strides_FR = self._stride_per_key_per_rank
         if strides_FR is None:
             return torch.jit.annotate(list[list[int]], [])
@@ -329,7 +329,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         return inverse_indices
 
     def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
-        """The same, where there are any."""
+        """The inverse indices, if there are any."""
         return self._inverse_indices
 
     def index_per_key(self) -> dict[str, int]:
@@ -340,7 +340,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         return last_places(self._keys)
 
     def offset_per_key(self) -> list[int]:
-        """Where the ids of each feature start, and the end of the last one: F + 1 numbers."""
+        """The start of each feature's ids, and the end of the last one: F + 1 numbers."""
         given = self._offset_per_key
         lengths = self._length_per_key
         if given is not None:
@@ -351,7 +351,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         return bounds
 
     def offset_per_key_or_none(self) -> list[int] | None:
-        """Where the ids of each feature start, where it was given or computed."""
+        """The start of each feature's ids, if it was given or computed."""
         return self._offset_per_key
 
     def length_per_key(self) -> list[int]:
@@ -366,11 +366,11 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         return lengths
 
     def length_per_key_or_none(self) -> list[int] | None:
-        """The number of ids of each feature, where it was given or computed."""
+        """The number of ids of each feature, if it was given or computed."""
         return self._length_per_key
 
     def lengths_offset_per_key(self) -> list[int]:
-        """Where the bags of each feature start, and the end of the last one: F + 1 numbers."""
+        """The start of each feature's bags, and the end of the last one: F + 1 numbers."""
         given = self._lengths_offset_per_key
         return given if given is not None else bounds_of(self.stride_per_key())
 
@@ -401,7 +401,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
 
         Args:
             indices: the places.
-            indices_tensor: the same as a tensor, where the caller has it; checked.
+            indices_tensor: the same as a tensor, if the caller has it; checked.
 
         Raises:
             ValueError: a place that is out of range, or a tensor of others.
@@ -479,7 +479,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         return lengths.numel() if lengths is not None else max(offsets_of(lengths, self._offsets).shape[0] - 1, 0)
 
     def _bounds(self) -> list[int]:
-        """Where the ids of each feature start, looked up in the offsets."""
+        """The start of each feature's ids, looked up in the offsets."""
         if len(self._keys) == 0:
             return [0]
         if self._values.is_meta:

@@ -1,8 +1,8 @@
 """Features with different numbers of examples, and the features of a batch one by one. TorchScript compiles this.
 
-A *stride* is the number of examples of a feature. Where features have different ones, each of the ranks that a batch
-comes from has its own: `strides_FR`, of feature f and rank r. Inverse indices `[F, B]` say which example of its
-feature each of B examples stands for.
+A *stride* is the number of examples of a feature. If features have different strides, each of the ranks that a batch
+comes from has its own: `strides_FR`, of feature f and rank r. Inverse indices `[F, B]` map each of B examples to the
+example of its feature that it stands for.
 
 Shape suffixes: F features, R ranks, B examples.
 """
@@ -71,7 +71,7 @@ def taken_apart(
         values: `[N]`, weights: `[N]`.
         lengths: of all bags, `[F * B]`.
         sizes: how many of the values each feature has.
-        bounds: where the bags of each feature start, and the end of the last one.
+        bounds: the start of each feature's bags, and the end of the last one.
     """
     values_of = torch.split(values, sizes)
     weights_of = torch.split(values if weights is None else weights, sizes)

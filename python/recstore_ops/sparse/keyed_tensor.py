@@ -35,7 +35,7 @@ class KeyedTensor(_PrintedColumns, metaclass=Proxyable):
         length_per_key: the size of each part along `key_dim`.
         values: the joined parts, `[B, sum of length_per_key]` for parts that are pooled rows.
         key_dim: the dimension that the parts are joined along.
-        offset_per_key: where each part starts, and the end of the last one; computed where absent.
+        offset_per_key: the start of each part, and the end of the last one; computed by default.
         index_per_key: the place of each part; with it a key may come twice.
 
     Raises:
@@ -110,7 +110,7 @@ class KeyedTensor(_PrintedColumns, metaclass=Proxyable):
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """Where each part starts, and the end of the last one: F + 1 numbers."""
+        """The start of each part, and the end of the last one: F + 1 numbers."""
         given = self._offset_per_key
         return given if given is not None else bounds_of(self._length_per_key)
 

@@ -46,7 +46,7 @@ def look_ahead(
 ) -> Iterator[tuple[_Batch, _Begun]]:
     """Gives each batch with what `begin` returned for it, which was called `depth` batches before.
 
-    An error of `batches` or `begin` is raised where its batch would have come: after the batches before it.
+    An error of `batches` or `begin` is raised in place of its batch: after the batches before it.
     """
     ahead: deque[tuple[_Batch, _Begun]] = deque()
     read = ((batch, begin(batch)) for batch in batches)

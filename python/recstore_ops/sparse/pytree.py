@@ -1,8 +1,8 @@
 """Batches of sparse features as containers of tensors: `torch.export` takes them apart by name.
 
-A `KeyedJaggedTensor` of F features and B examples is its values, its lengths as [B, F] and, where it has them, its
-weights, beside its keys; offsets follow from lengths. What is put together again is not checked: whoever calls it may
-hold anything in the places of the tensors.
+A `KeyedJaggedTensor` of F features and B examples becomes its keys, its values, its lengths as [B, F], and its weights
+if it has any; offsets follow from lengths. A batch that is put together again is not checked: the caller may hold
+anything in the places of the tensors.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _put_together_keyed_jagged(leaves: Any, context: Any) -> KeyedJaggedTensor:
 
 
 def _take_apart_variable(features: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Lengths stay as they are where features have strides of their own; these are numbers of the context."""
+    """Lengths stay as they are if features have strides of their own; the strides are numbers of the context."""
     inverse = features.inverse_indices_or_none()
     context = {
         "keys": features.keys(),
@@ -136,7 +136,7 @@ def kjt_is_equal(kjt_1: KeyedJaggedTensor, kjt_2: KeyedJaggedTensor) -> bool:
 
 
 def _told(kjt: KeyedJaggedTensor) -> tuple[object, ...]:
-    """What a batch says of its features, which it may have been given."""
+    """The keys, strides, lengths and offsets of a batch, which it may have been given."""
     return kjt.keys(), kjt.stride(), kjt.stride_per_key(), kjt.length_per_key(), kjt.offset_per_key()
 
 

@@ -1,4 +1,4 @@
-"""What is done with all tensors of a batch alike: copies, streams, memory. TorchScript leaves this out."""
+"""Operations on all tensors of a batch alike: copies, streams, memory. TorchScript leaves this out."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ class BatchTensors:
 
 
 def pair_of(name: str, own: Tensor | None, others: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    """A tensor beside the one of its shape that is copied into it, or nothing where neither batch has one.
+    """A tensor beside the one of its shape that is copied into it, or nothing if neither batch has one.
 
     Raises:
-        ValueError: one of both batches has none, or their shapes differ.
+        ValueError: only one of both batches has it, or their shapes differ.
     """
     if own is None and others is None:
         return []
@@ -116,7 +116,7 @@ def jagged_text(values: Tensor, weights: Tensor | None, bounds: list[int], inden
 
 
 def block(kind: str, lines: Iterable[str]) -> str:
-    """What a batch of a kind prints."""
+    """The printed form of a batch of a kind."""
     return f"{kind}({{\n" + ",\n".join(lines) + "\n})\n"
 
 

@@ -78,7 +78,7 @@ def load_rows(
 
 
 def _found(state: MutableMapping[str, Any], prefix: str) -> dict[str, Any]:
-    """What a state holds of a table."""
+    """The entries of a state for a table."""
     found = {key: state[prefix + key] for key in _KEYS if prefix + key in state}
     if len(found) > 1:
         found.pop(_PAIR, None)  # A derived class may have an extra state of its own.
@@ -124,7 +124,7 @@ def names_in(state: Any) -> list[str]:
 
 
 def _rows_of_matrix(table: Table, key: str, weight: Any) -> tuple[Tensor, Tensor]:
-    """The ids and rows of a matrix whose row i is that of the id i; of a sharded table those of this rank."""
+    """The ids and rows of a matrix whose row i belongs to id i; for a sharded table, those of this rank."""
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         found = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
         raise TypeError(f'table "{table.name}" takes a floating point tensor as "{key}", got {found}')

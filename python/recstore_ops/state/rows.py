@@ -1,14 +1,14 @@
-"""What `state_dict` holds of tables: their rows by id, and beside an optimizer its slots by id.
+"""Tables in `state_dict`: their rows by id, and beside an optimizer its slots by id.
 
-A table's rows are `ids`, int64 `[N]`, rising, and `rows`, `[N, dim]` in the table's row type: two tensors under keys of
-their own, which `torch.save`, `torch.load(weights_only=True)`, safetensors and whatever goes over the values of a state
-take as they take parameters. `load_state_dict` does not compare their shape with the module's: tables grow, so a state
-seldom has as many rows as the module that loads it.
+A table's rows are two tensors under keys of their own: `ids`, int64 `[N]`, rising, and `rows`, `[N, dim]` in the
+table's row type. `torch.save`, `torch.load(weights_only=True)`, safetensors and other code that goes over the values of
+a state take them as they take parameters. `load_state_dict` does not compare their shape with the module's: tables
+grow, so a state seldom has as many rows as the module that loads it.
 
-What an optimizer keeps is `(ids, slots, progress)`, in a tuple too: int64 `[N]`, empty where the optimizer has no
-slots; float32 `[N, width]` by the slot's name; and `step`, `learning_rate`, `learning_rate_was_set`, `group_lr` and
-`optimizer`, the kind and the options but learning rate and weight decay, with `catch_up` of weight decay also
-`idle_kept`, a fraction and an exponent of two.
+The state of an optimizer is the tuple `(ids, slots, progress)`. `ids` is int64 `[N]`, empty if the optimizer has no
+slots. `slots` has float32 `[N, width]` by the slot's name. `progress` has `step`, `learning_rate`,
+`learning_rate_was_set`, `group_lr` and `optimizer`: the kind and the options without learning rate and weight decay.
+With `catch_up` of weight decay it also has `idle_kept`, a fraction and an exponent of two.
 
 Shape suffixes: N ids, D dim.
 """
@@ -139,7 +139,7 @@ def replace_rows(table: Table, state: Any) -> None:
 
 
 def optimizer_state(table: Table, group_lr: float) -> OptimizerState:
-    """What a table's optimizer keeps, as `(ids, slots, progress)`. Other threads must not change it meanwhile.
+    """The state of a table's optimizer, as `(ids, slots, progress)`. Other threads must not change it meanwhile.
 
     Args:
         table: the table.
@@ -166,8 +166,8 @@ def native_state(table: Table, state: Any) -> dict[str, Any]:
 
     Raises:
         TypeError: something else than `(ids, slots, progress)`, or tensors of another type.
-        ValueError: the state of another optimizer, learning rate and weight decay apart; other slots or shapes than
-            the optimizer's, ids that are not those of the table's rows, or an invalid step or learning rate; or, under
+        ValueError: the state of another optimizer, learning rate and weight decay apart. Other slots or shapes than
+            the optimizer's, ids that are not those of the table's rows, or an invalid step or learning rate. Or, under
             the policy `error`, a value in a slot that is not finite, or a negative square.
         IndexError: an id outside the table's `num_embeddings`.
     """
@@ -194,7 +194,7 @@ def native_state(table: Table, state: Any) -> dict[str, Any]:
 
 
 def _progress_of(table: Table) -> set[str]:
-    """What the state of a table's optimizer has beside slots."""
+    """The keys that the state of a table's optimizer has beside slots."""
     return _PROGRESS | (table.statistics().keys() & {"idle_kept"})
 
 

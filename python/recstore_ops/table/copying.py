@@ -54,16 +54,16 @@ def _name_at(base: str, place: int) -> str:
 
 
 _made: ContextVar[list[str] | None] = ContextVar("made", default=None)
-"""The names of the tables that pickles made; none where pickles make none."""
+"""The names of the tables that pickles made; `None` if pickles make none."""
 
 
 @contextmanager
 def opening_empty_tables() -> Iterator[None]:
     """Within it a pickle of a module makes the tables that are not open, without rows.
 
-    A pickle, and so `torch.save` of a whole module, holds no rows. Elsewhere reading one raises where its table is not
-    open, since all its ids would have their initial values. It concerns the thread that enters it. On an error within
-    it, the tables that were made are dropped again.
+    A pickle, and so `torch.save` of a whole module, holds no rows. Outside it, reading a pickle raises an error if its
+    table is not open, since all its ids would have their initial values. It applies to the thread that enters it. After
+    an error within it, the tables that were made are dropped again.
 
     Examples:
         >>> import pickle

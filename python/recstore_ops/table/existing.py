@@ -94,7 +94,7 @@ def settle_existing(
         name: the table's name.
         dim: elements a row of the table asked for.
         config: of the table asked for.
-        shard: this process's part of it, where it has only one.
+        shard: this process's part of it, if it has only one.
         choice: `on_existing`.
 
     Raises:
@@ -146,7 +146,7 @@ def _is_in_use(number: int, choice: str | None) -> bool:
 
 
 def _agreed(shard: Shard, name: str, state: int, choice: str | None) -> int:
-    """What the ranks found together; each may have other rows."""
+    """The state of the table over all ranks, which may have different rows."""
     found = shard.told(name, _CHOICES.index(choice) * len(_CHOICES) + state)
     choices = [_CHOICES[each // len(_CHOICES)] for each in found]
     other = next((rank for rank, each in enumerate(choices) if each != choice), None)

@@ -1,4 +1,4 @@
-"""Which tables of this process have rows in other processes, and the refusal of calls that would take theirs for all.
+"""Tables with rows in other processes too, and the refusal of calls that would take one part for the whole.
 
 Modules over such tables ask the other ranks. Calls that name a table, or mean all tables of the process, do not.
 """
@@ -40,7 +40,7 @@ def note_loaded_as(names: Iterable[str], part: Part) -> None:
 
 
 def part_of(name: str) -> Part:
-    """The part that this process has of a table's rows; all of them, where it has none of this name."""
+    """The part that this process has of a table's rows; all of them if it has no table of this name."""
     number = store.find_table(name)
     return WHOLE if number is None else _parts.get(number, WHOLE)
 
@@ -50,8 +50,8 @@ def refuse_sharded(call: str, names: Iterable[str] | None, instead: str, but: Pa
 
     Args:
         call: as the program wrote it.
-        names: of the tables that it is about; all that the store has, where absent.
-        instead: what is there for sharded ones.
+        names: the tables that it is about; by default all of the store.
+        instead: the call to use for sharded ones.
         but: the part that the call is about.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What parameters have and tables have not: refused, with what takes its place."""
+"""Refusals of calls that parameters have and tables lack, with what takes their place."""
 
 from typing import Any
 
@@ -41,12 +41,12 @@ def refused_for_average(owner: str, table: str, function: str) -> RuntimeError:
 
 
 def refuse_shared_rows(name: str, admission: dict[str, Any] | None, what: str) -> None:
-    """Refuses a table whose ids without a row share some, where these would be lost.
+    """Refuses a table with shared rows in a place that would lose them.
 
     Args:
         name: the table's.
         admission: as its configuration has it.
-        what: what has no place for them.
+        what: the place that cannot hold them.
 
     Raises:
         ValueError: it shares rows.

@@ -107,11 +107,11 @@ class Shard:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors must lie to be sent: the CPU for gloo, the current GPU for nccl."""
+        """The device of tensors to send: the CPU for gloo, the current GPU for nccl."""
         return torch.device("cpu") if "gloo" in dist.get_backend(self.group) else torch.device("cuda")
 
     def owns(self, ids: Tensor) -> Tensor:
-        """Whether each id is of this shard: bool, in the shape of `ids` (int64), on the CPU."""
+        """Whether each id belongs to this shard: bool, in the shape of `ids` (int64), on the CPU."""
         return shard_of(ids, self.world) == self.rank
 
     @property
@@ -185,7 +185,7 @@ class Shard:
         return numbers
 
     def disagree(self) -> None:
-        """Tells the other ranks, which are in `agree`, that this one could not open its table."""
+        """Signals the other ranks, which are in `agree`, that this one could not open its table."""
         self.gathered(_FAILED)
 
     def __reduce__(self) -> Any:

@@ -1,4 +1,4 @@
-"""Whose row an id is, where several processes share a table: the same rule on ranks and in checkpoints."""
+"""The rule for which process has an id's row if several share a table: the same on ranks and in checkpoints."""
 
 from __future__ import annotations
 

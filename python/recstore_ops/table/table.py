@@ -1,8 +1,8 @@
 """The Python side of one table: its handle, the gradients collected for it, and its end.
 
-A `Table` is what the modules share code over. Opening a name twice gives two `Table`s over one set of rows, each
-with gradients of its own. It is pickled as name and configuration, and opened again from them where the table is open.
-A deep copy is another table, with rows and optimizer state of its own.
+A `Table` is what the modules share code over. Opening a name twice gives two `Table`s over one set of rows, each with
+gradients of its own. It is pickled as name and configuration, and opened again from them if the table is open. A deep
+copy is another table, with rows and optimizer state of its own.
 """
 
 import weakref
@@ -30,7 +30,7 @@ from recstore_ops.table.shard import Shard
 _Found = TypeVar("_Found")
 
 _COPIED = "copied tables"
-"""Where the memo of a deep copy has the copies of tables, by the numbers of the originals."""
+"""The key of the copies of tables, by the numbers of the originals, in the memo of a deep copy."""
 
 
 class Table:
@@ -39,15 +39,15 @@ class Table:
     Args:
         name: the table's name, unique in the process.
         dim: elements a row.
-        config: initializer, optimizer and the rest; the defaults where absent.
+        config: initializer, optimizer and the rest; by default the defaults of `TableConfig`.
         shard: this process's part of a table that the ranks of a group share; all of them open it together.
         use: what else ranks must agree on.
 
     Attributes:
-        handle: int64, 1-D, CPU: what the operators take for the table. It holds the table's name, so that it is good
-            in every process that has the table open.
-        collector: int64, 0-d, CPU: what they take for the gradients collected through this `Table`.
-        anchor: a scalar that puts lookups on autograd's tape, unless the table is frozen; it never gets a gradient.
+        handle: int64, 1-D, CPU: the operators take it for the table. The table's name is in it, so it is valid in every
+            process that has the table open.
+        collector: int64, 0-d, CPU: the operators take it for the gradients collected through this `Table`.
+        anchor: a scalar that puts lookups on autograd's tape, unless the table is frozen. It never gets a gradient.
         table_id: the table's number, which no other table ever has.
         is_new: whether opening created the table.
         times_cleared: how often what was collected was dropped.
@@ -58,8 +58,8 @@ class Table:
         TypeError: the configuration has a value of another type.
         ValueError: the configuration is invalid, or the table exists with another one; or other ranks open another
             table, or this process has it open as another shard.
-        RuntimeError: in a job of several processes, where each would train a copy of its own, without a shard; or
-            another rank could not open its shard.
+        RuntimeError: a job of several processes has no shard, so each process would train its own copy; or another rank
+            could not open its shard.
     """
 
     __module__ = "recstore_ops"
@@ -187,12 +187,12 @@ class Table:
         operators.clear_grads(self.collector)
 
     def lend_collected(self) -> Tensor | None:
-        """Hands out the merged gradients `[U, dim]` to be changed in place; `None` where none were collected.
+        """Hands out the merged gradients `[U, dim]` to be changed in place; `None` if none were collected.
 
         The tensor stays the same one until more is collected, the gradients are looked at, or they are applied.
 
-        Of a sharded table these are the gradients of the rows of this rank. All ranks ask for them together; where one
-        has a value that is not finite, the others get NaN, so that a `GradScaler` leaves out the step on all.
+        If the table is sharded, these are the gradients of this rank's rows. All ranks call this together. If one has a
+        value that is not finite, the others get NaN, so that a `GradScaler` leaves out the step on all.
         """
         if self._lent is None or operators.collected_tables(self.collector).numel() > 0:
             for _, ids, grads in self.collected():
@@ -219,7 +219,7 @@ class Table:
             self._received_is_finite = self._received_is_finite and is_finite(grads)
 
     def note_exchanged(self, grads: Tensor) -> None:
-        """Looks at gradients that this rank got, where some that any rank got are not finite; all ranks do."""
+        """Notes whether gradients that this rank got are finite, if any rank's are not; all ranks call it."""
         self._is_comparable = True
         self.note_received(grads)
 
@@ -247,7 +247,7 @@ class Table:
             operators.accept_grad(self.collector, self.handle, ids, grads, None)
 
     def statistics(self) -> dict[str, Any]:
-        """What the table holds and what was done to it; see `recstore_ops.table_statistics`.
+        """The table's statistics; see `recstore_ops.table_statistics`.
 
         Raises:
             RuntimeError: the table was dropped.
@@ -324,8 +324,8 @@ class Table:
     def __deepcopy__(self, memo: dict[Any, Any]) -> "Table":
         """A `Table` over a copy of rows and optimizer state, which goes with the last `Table` over it.
 
-        What is collected and not yet applied stays with the original. Several `Table`s over one name, copied together,
-        are over one copy.
+        Gradients that are collected and not yet applied stay with the original. Several `Table`s over one name, copied
+        together, are over one copy.
 
         Raises:
             RuntimeError: as `recstore_ops.table.copying.copy_content`.
@@ -364,7 +364,7 @@ _are_traced_as_whole = ContextVar("are_traced_as_whole", default=False)
 
 @contextmanager
 def traced_as_whole() -> Iterator[None]:
-    """Within it lookups are those of tables that this process has whole, for programs that are to run where one has."""
+    """Within it lookups are traced as for whole tables, for programs that run in a process that has whole tables."""
     before = _are_traced_as_whole.set(True)
     try:
         yield
@@ -420,7 +420,7 @@ def _check_place(name: str, shard: Shard | None) -> None:
 
 @contextmanager
 def disagreeing_on_error(shard: Shard | None) -> Iterator[None]:
-    """Tells the other ranks, which open a table, that this one cannot, if there is an error within."""
+    """Signals the other ranks that open a table that this one cannot, if there is an error within."""
     try:
         yield
     except Exception:
@@ -430,7 +430,7 @@ def disagreeing_on_error(shard: Shard | None) -> Iterator[None]:
 
 
 def _check_same_shard(table: Table) -> None:
-    """Refuses to open a table as another shard than it was opened as: its rows are those of that one."""
+    """Refuses to open a table as another shard than the one whose rows it has."""
     own = WHOLE if table.shard is None else (table.shard.rank, table.shard.world)
     if table.is_new:
         note_new(table.table_id, own)

@@ -18,7 +18,7 @@ _ANY_DIM = 64
 
 
 class UpdateRule(abc.ABC):
-    """What turns the gradient of a row into its new values, in Python.
+    """Computes a row's new values from its gradient, in Python.
 
     The store calls it once for each row of a step, a few microseconds each and one row at a time, whatever the number
     of threads. Write a rule that has proven itself in Rust, as `docs/rust.md` shows.

@@ -34,7 +34,7 @@ _FollowEvery = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="Time between two looks for new files.",
+        help="Polling interval for new files.",
         show_default="1",
         rich_help_panel="Input",
     ),
@@ -43,7 +43,7 @@ _FollowUntilIdle = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="End the run when no file came for so long.",
+        help="End the run when no file came for this long.",
         show_default="never",
         rich_help_panel="Input",
     ),
@@ -52,7 +52,7 @@ _FollowUntil = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="End the run when a file of this name is there.",
+        help="End the run when a file of this name exists.",
         show_default="never",
         rich_help_panel="Input",
     ),
@@ -65,7 +65,7 @@ _Alpha = Annotated[float | None, typer.Option(help="FTRL's name for --lr.", rich
 _Baseline = Annotated[
     Literal["nn"] | None,
     typer.Option(
-        help="Train over nn.Embedding(sparse=True) too, and compare quality, time and memory.",
+        help="Train with nn.Embedding(sparse=True) too, and compare quality, time and memory.",
         show_default=False,
         rich_help_panel="Model",
     ),
@@ -87,13 +87,13 @@ _SaveEvery = Annotated[
     ),
 ]
 _Keep = Annotated[
-    int | None, typer.Option(help="Full snapshots that stay of a run.", show_default="1", rich_help_panel="Output")
+    int | None, typer.Option(help="Full snapshots of the run to keep.", show_default="1", rich_help_panel="Output")
 ]
 _Resume = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="Go on with the run of that name, with its options.",
+        help="Resume the run of that name from its last save, with its options.",
         rich_help_panel="Output",
     ),
 ]
@@ -101,13 +101,13 @@ _ReplaceTables = Annotated[
     bool,
     typer.Option(
         "--replace-tables",
-        help="Give up rows that its tables have already.",
+        help="Overwrite rows that its tables have already.",
         rich_help_panel="Output",
     ),
 ]
 _Profile = Annotated[
     bool,
-    typer.Option("--profile", help="Show in the end where the time went, by phase.", rich_help_panel="Output"),
+    typer.Option("--profile", help="Show the time of each phase at the end.", rich_help_panel="Output"),
 ]
 
 
@@ -132,15 +132,15 @@ def train_command(
 ) -> None:
     """Train a model of clicks, or for retrieval, on CSV, Parquet, Criteo, Avazu, MovieLens, libsvm or libffm files.
 
-    Tables grow by id while rows stream in: no vocabulary, no preprocessing. What was understood of the columns of CSV
-    and Parquet files is shown before training; --column and --schema change it.
+    Tables grow by id while rows stream in: no vocabulary, no preprocessing. The roles found for columns of CSV and
+    Parquet files are shown before training; --column and --schema change them.
 
-    Reports logloss, AUC and calibration on rows held out and on test rows; for two towers recall@10 and NDCG@10.
-    With --follow-files there is no DATA: the run waits for files; it takes each that has stopped growing once, and
-    evaluates it before it trains on it.
+    Reports logloss, AUC and calibration on held-out rows and on test rows; for two towers recall@10 and NDCG@10.
+    With --follow-files there is no DATA: the run waits for files. It takes each file once, when the file has stopped
+    growing, and evaluates it before it trains on it.
 
     RUNS_DIR/RUN_NAME gets configuration, metrics, TensorBoard events, plots, and checkpoints: the last save and the
-    best evaluation's. Ctrl-C and SIGTERM save and end the run; --resume goes on.
+    best evaluation's. Ctrl-C and SIGTERM save and end the run; --resume continues.
     """
     with errors_name_options(TrainingConfig):
         config = _configuration(data, test, alpha, given)

@@ -2,9 +2,8 @@
 
 Whole models too: tables in the place of their embeddings, and back.
 
-Rows only: optimizer state does not travel. An import checks everything before it changes any row, and goes through
-the rows some at a time, so that they may be larger than memory where they lie in a file. Other threads must not change
-a table while it is exported.
+Only rows are transferred, not optimizer state. An import checks everything before it changes any row. It reads the rows
+in parts, so those in a file may be larger than memory. Other threads must not change a table while it is exported.
 
 Shape suffixes: N ids, D dim.
 """

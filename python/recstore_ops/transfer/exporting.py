@@ -75,5 +75,5 @@ class Export:
         return name if (first, end) == (0, len(self)) else ranged_name(name, first, end)
 
     def splittable(self, bar: Bar) -> Splittable:
-        """What may be cut into several files."""
+        """The table's tensors, which may be split over several files."""
         return Splittable(self.table.name, len(self), partial(self.columns, bar))

@@ -28,9 +28,9 @@ class Import:
     """Rows for a table.
 
     Attributes:
-        ids: those of the rows; a range where they follow one another.
+        ids: the ids of the rows; a range if they are consecutive.
         rows: `[N, D]`.
-        where: what errors add to say where rows come from.
+        where: the origin of the rows, which errors add.
     """
 
     table: Table
@@ -40,7 +40,7 @@ class Import:
 
     @classmethod
     def of_matrix(cls, table: Table, rows_ND: Tensor, first: int = 0, where: str = "") -> Import:
-        """Row i is that of the id `first + i`."""
+        """Row i belongs to the id `first + i`."""
         return cls(table, range(first, first + (rows_ND.shape[0] if rows_ND.dim() else 0)), rows_ND, where)
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -104,10 +104,10 @@ class Source:
         return sorted(name for name in names if f"{name}.rows" in tensors)
 
     def check_pairs(self) -> None:
-        """Checks that every tensor is of a pair of ids and rows.
+        """Checks that every tensor belongs to a pair of ids and rows.
 
         Raises:
-            ValueError: some are of none, or there is no pair.
+            ValueError: some belong to none, or there is no pair.
         """
         names = self.pairs()
         if not names:
@@ -121,7 +121,7 @@ class Source:
             )
 
     def imports(self, table: Table, names: str | tuple[str, ...]) -> list[Import]:
-        """What goes to a table, tensor by tensor.
+        """The imports of a table, tensor by tensor.
 
         Args:
             table: the table.

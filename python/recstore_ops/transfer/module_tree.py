@@ -1,4 +1,4 @@
-"""Modules of a model that others are put in the place of: where they are, and which of them are meant."""
+"""Modules of a model that others replace: how to find them and to choose among them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 Include = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
-"""Which modules are meant: patterns of their paths, or what says so of a path and its module; all where `None`."""
+"""Chooses modules: patterns of their paths, or a function of a path and its module; `None` for all."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a module is registered.
+    """The place at which a module is registered.
 
     Attributes:
         path: as in `named_modules`.
-        name: the one under which its parent has it.
-        above: the modules that it is within, from the model to its parent.
+        name: the name of the module in its parent.
+        above: the modules around it, from the model to its parent.
     """
 
     path: str
@@ -100,7 +100,7 @@ def chosen(found: list[Found], include: Include, caller: str) -> list[Found]:
 
 
 def _patterns(include: Any, caller: str) -> list[str]:
-    """The patterns of paths; none where a function chooses."""
+    """The patterns of paths; none if a function chooses."""
     if callable(include) and not isinstance(include, type | nn.Module):
         return []
     patterns: list[Any] = [include]
@@ -115,13 +115,13 @@ def _patterns(include: Any, caller: str) -> list[str]:
 
 
 def held_beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What the attributes of a model's modules hold beside what is registered.
+    """Finds objects in the attributes of a model's modules, besides the registered ones.
 
-    Also what containers, optimizers, bound methods and partial functions hold, and other objects in attributes of
-    theirs. A closure shows nothing of what it holds.
+    It also finds objects in containers, optimizers, bound methods, partial functions, and the attributes of other
+    objects in these attributes. It does not look into closures.
 
     Yields:
-        Where it is held, and what it is.
+        The path of the attribute, and the object.
     """
     own = {id(module) for module in model.modules()}
     for path, module in model.named_modules():
@@ -134,7 +134,7 @@ _REGISTRIES = ("_modules", "_parameters", "_buffers")
 
 
 def _within(where: str, value: Any, seen: set[int], in_object: bool) -> Iterator[tuple[str, Any]]:
-    """A value, and all that is within it but for what is within what was seen."""
+    """A value and everything within it, except the contents of values already seen."""
     if value is None or isinstance(value, str | bytes | int | float):
         return  # A list may hold millions of them.
     yield where, value
@@ -149,7 +149,7 @@ def _within(where: str, value: Any, seen: set[int], in_object: bool) -> Iterator
 
 
 def _parts(value: Any) -> Iterable[Any] | None:
-    """What a value of a known type holds; `None` for others."""
+    """The contents of a value of a known type; `None` for others."""
     match value:
         case dict():
             return value.values()
@@ -165,7 +165,7 @@ def _parts(value: Any) -> Iterable[Any] | None:
 
 
 def _attributes(value: Any) -> Iterable[Any]:
-    """What the attributes of an object hold, where it is one that a model may keep things in."""
+    """The values of the attributes of an object, if a model may keep things in objects of its kind."""
     if isinstance(value, Tensor | type | ModuleType):
         return ()
     attributes = getattr(value, "__dict__", None)
@@ -237,7 +237,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
 
 
 def _storage(tensor: Tensor) -> int:
-    """Where the memory of a plain tensor begins; 0 for others."""
+    """The address at which the memory of a plain tensor begins; 0 for others."""
     is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_meta
     return tensor.untyped_storage().data_ptr() if is_plain else 0
 

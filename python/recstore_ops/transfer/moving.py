@@ -1,8 +1,7 @@
 """Brings rows into tables and out of them: from `torch.nn`, TorchRec and safetensors, to safetensors and Parquet.
 
-Rows only: optimizer state does not travel. An import checks everything before it changes any row, and goes through
-the rows some at a time, so that they may be larger than memory where they lie in a file. Other threads must not change
-a table while it is exported.
+Only rows are transferred, not optimizer state. An import checks everything before it changes any row. It reads the rows
+in parts, so those in a file may be larger than memory. Other threads must not change a table while it is exported.
 
 Shape suffixes: N ids, D dim.
 """
@@ -87,7 +86,7 @@ def import_rows(table: AnyTable, ids: Tensor, rows: Tensor, *, progress: bool | 
     Args:
         table: an open table or its name.
         ids: int64, `[N]`; of duplicates the last one wins.
-        rows: floating point, `[N, dim]`; rounded to the nearest where rows are narrower than float32.
+        rows: floating point, `[N, dim]`; rounded to the nearest if the table's rows are narrower than float32.
         progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
 
     Raises:
@@ -110,21 +109,21 @@ def import_safetensors(
     Args:
         path: a safetensors file; the index of several, `*.safetensors.index.json`; or a directory with one of these.
         tables: the table of each tensor, by the tensor's name. `name` stands for the tensors `name.ids` and
-            `name.rows`, as `export_safetensors` writes them, where these are there; else for a matrix whose row
-            i is that of the id i. Each may be split, `name[0:1000]` and so on. A tuple of names stands for matrices
-            one after another: the ids go on. Where absent, every pair goes to the table of its name, and the file must
-            have nothing else.
+            `name.rows`, as `export_safetensors` writes them, if the file has both. Otherwise it stands for a matrix
+            whose row i belongs to the id i. Each may be split, `name[0:1000]` and so on. A tuple of names stands for
+            matrices one after another, with consecutive ids. By default every pair goes to the table of its name, and
+            the file must have nothing else.
         progress: as in `import_rows`.
 
     Raises:
         OSError: there is no such file, or not the one that a tensor lies in by the index.
-        ValueError: a file is no safetensors file, lacks a tensor or has others than the index says; an index that
-            names a tensor twice; parts of a tensor that leave out rows or have them twice; without `tables`, a tensor
-            of no pair; further as `import_rows`.
+        ValueError: a file is no safetensors file, lacks a tensor, or has others than the index lists. An index names a
+            tensor twice, or parts of a tensor leave out rows or have them twice. Without `tables`, a tensor belongs to
+            no pair. Further as `import_rows`.
         KeyError, TypeError, IndexError, RuntimeError: as `import_rows`.
 
     Warns:
-        UserWarning: the tensors have not the size that the index says.
+        UserWarning: the tensors do not have the size that the index states.
     """
     if tables is not None and not isinstance(tables, Mapping):
         raise TypeError(f"tables are by the names of tensors, as {{'user': table}}, got {tables!r}")
@@ -145,8 +144,8 @@ def import_torchrec(
 
     Args:
         state_dict: the state of an unsharded TorchRec `EmbeddingBagCollection` or `EmbeddingCollection`, or of a model
-            with one: `embedding_bags.<table>.weight` or `embeddings.<table>.weight`, with any prefix. Row i of a
-            weight is that of the id i.
+            with one: `embedding_bags.<table>.weight` or `embeddings.<table>.weight`, with any prefix. Row i of a weight
+                belongs to the id i.
         collection: a collection with tables of these names.
         progress: as in `import_rows`.
 
@@ -212,13 +211,12 @@ def export_safetensors(
 
     Args:
         path: the file; replaced if it is there, once all is written. With `max_shard_size` a directory, new or empty.
-        tables: open tables or names; all tables of the process where absent.
-        as_matrices: whether a table is one tensor instead, `<table>.weight`, `[num_embeddings, dim]`, whose row i
-            is that of the id i; an id without a row has its initial value.
-        max_shard_size: the most bytes of a file. Then these are several, `model-00001-of-00003.safetensors`, and the
-            index `model.safetensors.index.json` says which tensor lies in which; it is there once all is written. The
-            rows of a larger table are split, those at places 0 to 999 into `<table>.ids[0:1000]` and
-            `<table>.rows[0:1000]`.
+        tables: open tables or names; by default all tables of the process.
+        as_matrices: whether a table is one tensor instead, `<table>.weight`, `[num_embeddings, dim]`. Its row i belongs
+            to the id i; an id without a row has its initial value.
+        max_shard_size: the most bytes of a file. Then there are several files, `model-00001-of-00003.safetensors`, and
+            the index `model.safetensors.index.json` lists the file of each tensor. The index is written last. The rows
+            of a larger table are split, those at places 0 to 999 into `<table>.ids[0:1000]` and `<table>.rows[0:1000]`.
         progress: as in `import_rows`.
 
     Raises:

@@ -44,7 +44,7 @@ from recstore_ops.transfer.torchrec_modules import (
 
 @dataclass(frozen=True)
 class ReplacedEmbeddings:
-    """What `replace_embeddings` did to a model.
+    """The result of `replace_embeddings`.
 
     Attributes:
         model: the model.
@@ -82,12 +82,12 @@ def replace_embeddings(
 
     Args:
         model: changed in place.
-        include: patterns of paths, as `"*.user*"`, or `include(path, module)`; all embeddings where absent.
+        include: patterns of paths, as `"*.user*"`, or `include(path, module)`; by default all embeddings.
         prefix: what the names of tables begin with, before the path of the module. A collection's tables have their
             own names behind it.
         grows: whether the tables have no bound, so that every int64 is an id from now on; else an id beyond the weight
             is an error, as it was.
-        lr: the learning rate, where `optimizer` has none.
+        lr: the learning rate, if `optimizer` has none.
         **options: see `recstore_ops.TableOptions`; for all tables. Without `on_existing` a table that exists is an
             error; one that is shared keeps its rows, and those of the weight are not written.
 
@@ -144,7 +144,7 @@ def _check_types(prefix: Any, grows: Any) -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is replaced.
+    """The modules to replace, and how.
 
     Attributes:
         found: the modules.
@@ -210,7 +210,7 @@ class _Plan:
         return [*map(self.name_of, self.tied), *(f"{self.prefix}{config.name}" for config in configs)]
 
     def check_names(self, on_existing: str | None) -> None:
-        """Raises an error where two tables would have one name, or one exists and nothing says what to do with it."""
+        """Raises an error if two tables would have one name, or one exists and `on_existing` does not allow it."""
         names = self.table_names()
         for name in names:
             check_choice(on_existing, name)

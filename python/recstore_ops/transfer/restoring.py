@@ -32,16 +32,17 @@ def restore_embeddings(
 ) -> None:
     """Puts torch's own modules in the place of those over tables, with their rows: undoes `replace_embeddings`.
 
-    Each `DistEmbedding` and `DistEmbeddingBag` becomes an `nn.Embedding` or `nn.EmbeddingBag`, whose row i is that of
+    Each `DistEmbedding` and `DistEmbeddingBag` becomes an `nn.Embedding` or `nn.EmbeddingBag`, whose row i belongs to
     the id i; an id without a row gives its initial value. Padding, mode, output type, device and freezing stay, and
-    modules over one table share a weight. Optimizer state does not travel. All is checked before anything is changed.
+    modules over one table share a weight. Optimizer state is not transferred. All is checked before anything is
+    changed.
 
     Args:
         model: changed in place.
-        include: as in `replace_embeddings`; all such modules where absent.
+        include: as in `replace_embeddings`; by default all such modules.
         num_embeddings: the rows of a weight whose table has no `num_embeddings`: for all of these, or by the path of
             the module. They must hold every id that has a row. Of a table that has it, no other number is taken.
-        drop_tables: whether the tables are dropped, for whatever else is open over them too; else they stay.
+        drop_tables: whether the tables are dropped, even if something else has them open; else they stay.
 
     Raises:
         TypeError: no module of torch; or an argument of another type.

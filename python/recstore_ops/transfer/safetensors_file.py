@@ -1,8 +1,8 @@
 """Safetensors files, written piece by piece and read without loading them.
 
-Neither direction needs the memory of the whole file. Reading is that of the `safetensors` package. It writes only
-whole tensors, so writing is done here: the length of a header (8 bytes, little-endian), the header (JSON: dtype, shape
-and place of each tensor), and the tensors.
+Neither direction needs the memory of the whole file. The package `safetensors` reads them. It writes only whole
+tensors, so writing is done here: the length of a header (8 bytes, little-endian), the header (JSON: dtype, shape and
+place of each tensor), and the tensors.
 
 Source: https://github.com/huggingface/safetensors, "Format".
 """
@@ -71,7 +71,7 @@ class Column:
 
 
 def write_safetensors(path: str | PathLike[str], columns: Sequence[Column]) -> dict[str, int]:
-    """Writes a file; it appears under its name when it is complete.
+    """Writes a file, which appears under its name when it is complete.
 
     Args:
         path: the file; replaced if it is there.

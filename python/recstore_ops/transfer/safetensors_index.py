@@ -1,4 +1,4 @@
-"""Tensors that lie in several safetensors files, and the index that says which lies where.
+"""Tensors in several safetensors files, and the index that lists the file of each.
 
 The index is JSON: `{"metadata": {"total_size": BYTES}, "weight_map": {TENSOR: FILE}}`, its files beside it.
 
@@ -147,7 +147,7 @@ def _twice(name: str, first: Any, second: Any) -> ValueError:
 
 
 _LEFT_BEHIND = re.compile(r"model(-\d{5,}-of-\d{5,}\.safetensors|\.safetensors\.index\.json)\.new")
-"""What an export that was killed leaves."""
+"""The names of files that a killed export leaves."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Splittable:
 def write_shards(path: str | PathLike[str], tensors: Sequence[Splittable], max_shard_size: int) -> None:
     """Writes files `model-00001-of-0000N.safetensors` and their index, which appears last.
 
-    What fits into one file is not split, in the order in which it is given.
+    Files follow the order of the tensors. Tensors that fit into one file are not split.
 
     Args:
         path: the directory; made if it is not there.

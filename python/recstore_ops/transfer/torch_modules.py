@@ -1,4 +1,4 @@
-"""What of `torch.nn` a table can take the place of, and the modules over tables that do.
+"""The modules of `torch.nn` that a table can replace, and the modules over tables that replace them.
 
 Shape suffixes: N ids, D dim.
 """
@@ -29,7 +29,7 @@ _WRAPPERS = {
     "OptimizedModule": "replace before torch.compile",
     "ScriptModule": "torch.jit.script cannot compile lookups in tables",
 }
-"""Classes of torch that keep what they found in a model, and what to do instead."""
+"""Classes of torch that keep parts of a model they were given, and what to do instead."""
 
 _HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
@@ -91,7 +91,7 @@ def hook_problems(module: nn.Module) -> Iterator[str]:
 
 
 def weight_problems(weight: Tensor | None, grows: bool) -> Iterator[str]:
-    """Why rows cannot be those of a weight."""
+    """The reasons why rows cannot take the place of a weight."""
     if type(weight) is not nn.Parameter:
         kind = type(weight).__name__
         yield f"its weight is {'not initialized yet' if 'Uninitialized' in kind else f'no nn.Parameter but {kind}'}"

@@ -1,4 +1,4 @@
-"""What of TorchRec our collections can take the place of. Its package is not needed here: a model brings its own."""
+"""The collections of TorchRec that ours can replace. Its package is not needed here: a model brings its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tables_of_collection(module: Any) -> dict[str, Any]:
 
 
 def configs_of_collection(module: Any) -> list[Any]:
-    """What describes the tables of a collection."""
+    """The configurations of a collection's tables."""
     return list(module.embedding_bag_configs() if _has_bags(module) else module.embedding_configs())
 
 
@@ -59,7 +59,7 @@ def collection_problems(module: Any, prefix: str, grows: bool) -> Iterator[str]:
 
 
 def _own_problems(module: Any) -> Iterator[str]:
-    """What one collection has, and others of its class do not."""
+    """The attributes that one collection has and others of its class do not, as a problem."""
     tables = "embedding_bags" if _has_bags(module) else "embeddings"
     own = [name for name in vars(module).keys() - vars(nn.Module()).keys() if not name.startswith("_")]
     own += [name for name in (*module._modules, *module._parameters, *module._buffers) if name != tables]

@@ -32,7 +32,7 @@ class _Waiting:
 
     @property
     def form(self) -> tuple[tuple[int, ...], ...]:
-        """What must be equal of requests that are joined."""
+        """The sizes after the first dimension of each input. They must be equal in requests that are joined."""
         return tuple(tuple(each.shape[1:]) for each in self.inputs)
 
 
@@ -46,7 +46,7 @@ class Batcher:
         program: inputs to outputs; called on threads.
         joins: whether requests may be joined by their first dimension.
         settings: limits and threads.
-        metrics: where calls are counted.
+        metrics: counts the calls.
     """
 
     def __init__(self, program: Program, joins: bool, settings: DoorSettings, metrics: Metrics) -> None:
@@ -148,7 +148,7 @@ class Batcher:
         self._start(loop)
 
     def _answers(self, requests: list[list[Tensor]]) -> Answers:
-        """Runs requests as one. If that fails, each runs alone, so that it fails only where it is wrong."""
+        """Runs requests in one call. If that fails, runs each alone, so that only the faulty ones fail."""
         if len(requests) == 1:
             return [self._answer(requests[0])]
         try:

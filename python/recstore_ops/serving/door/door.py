@@ -96,12 +96,12 @@ class Door:
 
     @property
     def server_metadata(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """The metadata of the server."""
         return {"name": "recstore", "version": version("recstore-ops"), "extensions": list(EXTENSIONS)}
 
     @property
     def model_metadata(self) -> dict[str, Any]:
-        """What the server says of its model."""
+        """The metadata of the model."""
         tensors = {
             key: [{"name": each.name, "datatype": each.datatype.name, "shape": each.public_shape} for each in specs]
             for key, specs in (("inputs", self.signature.inputs), ("outputs", self.signature.outputs))

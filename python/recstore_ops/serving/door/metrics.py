@@ -38,7 +38,7 @@ class Histogram:
 
 
 class Metrics:
-    """What a door counts. All is counted on the event loop, so no lock is needed.
+    """The counters of a door. They change on the event loop only, so no lock is needed.
 
     Attributes:
         requests: by protocol and outcome, `ok` or the kind of refusal.
@@ -47,7 +47,7 @@ class Metrics:
         forward_seconds: of each call of the program.
         batch_requests, batch_rows: of each call of the program.
         ports: of each port its name, its open connections, and the peers that were refused, by reason.
-        gauges: what is asked when metrics are, by name.
+        gauges: functions that are called when metrics are requested, by name.
     """
 
     def __init__(self, model: str) -> None:

@@ -42,11 +42,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request gets.
+    """The answer to a request.
 
     Attributes:
-        status: of HTTP, or the code of gRPC.
-        body: of HTTP; the message of gRPC, or the text of its error.
+        status: the status of HTTP, or the code of gRPC.
+        body: the body of HTTP; the message of gRPC, or the text of its error.
         headers: of HTTP.
     """
 

@@ -32,12 +32,12 @@ _LAST_BYTES = 1.0
 
 @dataclass(frozen=True)
 class Ports:
-    """Where a door listens; port 0 takes any that is free, None listens nowhere.
+    """The ports of a door. Port 0 takes any free one, None opens none.
 
     Attributes:
-        host: of the ports of requests.
-        http, grpc: of requests.
-        health, metrics: without encryption and token.
+        host: the address of the ports for requests.
+        http, grpc: the ports for requests.
+        health, metrics: ports without encryption and token.
     """
 
     host: str = "127.0.0.1"

@@ -24,7 +24,7 @@ class DoorSettings:
         max_pending_bytes: of all requests under way, of each protocol.
         max_connections: of each port.
         drain: seconds between a signal to end and the end of listening.
-        metrics_host: where metrics are told without a token.
+        metrics_host: the host that serves metrics without a token.
         log_level: what is written to the error stream.
     """
 
@@ -46,7 +46,9 @@ class DoorSettings:
     drain: Annotated[
         float, Option("Seconds to go on after a signal to end, while health says not ready.", least=0.0, most=3600.0)
     ] = 0.0
-    metrics_host: Annotated[str, Option("Tell metrics here, to whoever reaches it.")] = "127.0.0.1"
+    metrics_host: Annotated[str, Option("Serve Prometheus metrics on this address, to all who can reach it.")] = (
+        "127.0.0.1"
+    )
     log_level: Annotated[LogLevel, Option("Write what the ports do to the error stream.")] = LogLevel.WARN
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a bundle takes and gives, in the protocol's words, and whether requests can be joined."""
+"""The inputs and outputs of a bundle in the terms of the protocol, and whether requests can be joined."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class TensorSpec:
     Attributes:
         name: in requests and answers.
         datatype: of its elements.
-        shape: a number for each dimension that is fixed; for one that varies a text, equal where dimensions must be.
+        shape: a number for each fixed dimension, and a text for each that varies. Dimensions that must be equal have
+            the same text.
     """
 
     name: str
@@ -73,7 +74,7 @@ def _spec(described: dict[str, Any], kind: str, carry: str) -> TensorSpec:
 
 def _reason_to_run_alone(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:
     """Requests can be joined if the exported program itself says that one size is first everywhere, and nowhere else:
-    export gives two dimensions one symbol only where they must be equal."""
+    export gives two dimensions one symbol only if they must be equal."""
     rows = inputs[0].shape[0] if inputs and inputs[0].shape else None
     for spec in (*inputs, *outputs):
         if not spec.shape:

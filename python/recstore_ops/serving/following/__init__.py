@@ -1,1 +1,1 @@
-"""Bundles that stay as new as a model in training: what a trainer publishes, and those who follow it."""
+"""Bundles that stay as new as a model in training: publishing a model, and following its publication."""

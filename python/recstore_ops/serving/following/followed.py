@@ -40,26 +40,26 @@ _SILENCE = 60.0
 """Seconds without an answer after which it counts as a problem that there is none yet."""
 
 _BATCH_BYTES = 64 << 20
-"""Of updates that are read before they are taken, but for one that is larger."""
+"""The most bytes of updates that are read before they are applied, unless one update is larger."""
 
 _HISTORIES = 1000
-"""Of which a follower remembers that they ended."""
+"""The most ended histories that a follower remembers."""
 
 
 class Follower:
     """Keeps a model as new as a publication.
 
     Attributes:
-        update: what the last update that those who read see says of itself.
+        update: the last update that readers see, without its content.
 
     Args:
-        manifest: of the model that is expected: its inputs, outputs and tables.
+        manifest: the manifest of the expected model: its inputs, outputs and tables.
         source: of the publication.
         memory: of tables, see `FrozenTable`.
         operators: what the graph of a base may call.
 
     Raises:
-        ValueError: there is no publication, or it is of another model.
+        ValueError: there is no publication, or it publishes another model.
         OSError: a file cannot be read, or is damaged.
     """
 
@@ -102,7 +102,7 @@ class Follower:
 
     @property
     def tables(self) -> dict[str, FrozenTable]:
-        """The tables that those who read see now."""
+        """The tables that readers see now."""
         return self.sides.front.tables
 
     @property
@@ -144,7 +144,7 @@ class Follower:
     def look(self, timeout: float) -> None:
         """Waits for news and takes them.
 
-        What fails, whatever it is, is noted as the problem, and tried again by the next call.
+        Any failure is noted as the problem, and the next call tries again.
         """
         try:
             current = self._source.wait(self._current and self._current.tag, timeout)
@@ -240,7 +240,7 @@ class Follower:
             yield batch
 
     def _check(self, manifest: Manifest) -> None:
-        """Checks that the publication is of the model that is expected."""
+        """Checks that the publication has the inputs, outputs and tables of the expected model."""
         for what in ("inputs", "outputs"):
             expected, found = getattr(self._expected, what), getattr(manifest, what)
             if expected != found:
@@ -293,10 +293,10 @@ class FollowingBundle(Bundle):
 
     def program(self) -> ExportedProgram:
         """Raises:
-        ValueError: the program would be of one moment.
+        ValueError: always, since a program would keep the state of one moment.
         """
         raise ValueError(f"{self.path} follows a publication: open it without follow= for its program")
 
     def close(self) -> None:
-        """Follows no longer, at once; it goes on to answer from the last state that it saw."""
+        """Stops following at once. The model still answers, from the last state that it saw."""
         self.follower.end()

@@ -14,11 +14,11 @@ from enum import IntEnum
 _log = logging.getLogger("recstore_ops.publish")
 
 _MAX_PEERS = 1024
-"""Of which it is remembered that a warning named them."""
+"""The most peers for which the time of the last warning is remembered."""
 
 
 class State(IntEnum):
-    """What a connection does; if there are too many, those that do less are closed first."""
+    """The state of a connection. If there are too many connections, those in the lowest state are closed first."""
 
     SILENT = 0
     """It has not said yet who it is."""

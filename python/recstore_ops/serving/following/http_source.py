@@ -35,11 +35,11 @@ ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 
 @dataclass(frozen=True)
 class PublisherAddress:
-    """Where a publisher serves its publication over HTTP.
+    """The address at which a publisher serves its publication over HTTP.
 
     Attributes:
         address: `host:port`.
-        token: what it wants to be told.
+        token: the token that the publisher expects.
         tls: the authorities of its certificate, and a certificate of one's own; None: nothing is encrypted.
 
     Raises:
@@ -193,14 +193,14 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Incoming(io.RawIOBase):
-    """What comes over a socket in time."""
+    """Reads from a socket within a time limit."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket, self._raw = sock, sock.makefile("rb", buffering=0)
         self._limit = TimeLimit(sock.gettimeout() or _PATIENCE)
 
     def begin_body(self) -> None:
-        """What comes now may be long."""
+        """Allows more time from now on: a body may be long."""
         self._limit = TimeLimit(_PATIENCE, BYTES_PER_SECOND)
 
     def readable(self) -> bool:

@@ -15,7 +15,7 @@ class Listening:
 
     @property
     def silence(self) -> float:
-        """Seconds that an answer, or the next part of one, has been waited for; 0 where none is."""
+        """Seconds of waiting for an answer, or for its next part; 0 if no answer is awaited."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 

@@ -1,6 +1,6 @@
-"""The names of what lies in a publication. Whatever a file or a peer names goes through here before it is opened.
+"""The names of files in a publication. A name from a file or a peer is checked here before it is opened.
 
-A history is 8 hexadecimal digits, a number is that of an update. So no name leads out of the publication.
+A history is 8 hexadecimal digits, a number is the number of an update. So no name leads out of the publication.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the first of several processes, whose tables are sharded over them, has the others do their part of publishing.
 
-Whoever publishes calls the same methods on all processes. Within each the first one asks, and the others do what they
-are asked for until they are told how it ended.
+The program calls the same methods on all processes. Within each method the first process sends requests, and the
+others carry them out until it reports how the method ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Asked:
-    """What a process is to do."""
+    """A request to the other processes."""
 
     what: str
     argument: Any
@@ -60,7 +60,7 @@ class Others(Protocol):
     writing: Together
 
     def ask(self, what: str, argument: Any, own: Callable[[], _Result]) -> list[_Result]:
-        """Has each process do what is asked for, this one `own`, and returns what each gives.
+        """Has each process carry out a request, this one by `own`, and returns the results of all.
 
         Raises:
             RuntimeError: one could not.
@@ -68,7 +68,7 @@ class Others(Protocol):
         ...
 
     def together(self, work: Callable[[], _Result], told: Callable[[_Result], Told]) -> _Result:
-        """Does the work of a method, and tells the others how it ended."""
+        """Does the work of a method, and reports to the others how it ended."""
         ...
 
 
@@ -130,7 +130,7 @@ class OtherRanks:
         return result
 
     def obey(self, do: Callable[[Asked], Any]) -> Told:
-        """Does what the first process asks for, until it tells how it ended.
+        """Carries out the requests of the first process until it reports how the method ended.
 
         Raises:
             RuntimeError: it failed, or ranks may have no batches.

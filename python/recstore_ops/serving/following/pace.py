@@ -9,14 +9,14 @@ MOST_STEPS_OF_RANKS = 32
 
 
 class Pace:
-    """An update once the last one is `interval` seconds old; somebody looks after a number of steps.
+    """Schedules an update once the last one is `interval` seconds old; the time is checked after a number of steps.
 
     Args:
         interval: in seconds.
-        most_steps: between two looks; fewer where as many would take longer than is left.
+        most_steps: the most steps between two checks; fewer if so many would take longer than the time that is left.
 
     Attributes:
-        due: the step after which somebody looks next.
+        due: the step after which the time is checked next.
     """
 
     def __init__(self, interval: float, most_steps: int = 1) -> None:

@@ -5,8 +5,8 @@ publication/bases/7-3f2a9c1e/               a bundle with the tables as they wer
 publication/updates/8-3f2a9c1e.update       what changed between updates 7 and 8
 
 A publisher that begins anew begins a *history*: its updates follow its own bases only. A base is written while the
-tables train, so its rows are of no one step. All that changed meanwhile is in the updates behind it: it counts from
-update `until` on.
+tables train, so its rows come from several steps. The updates behind it have all changes of that time, so it is
+consistent from update `until` on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recstore_ops.serving.closed_json import fields_of, shown, typed, whole
 from recstore_ops.serving.following.names import BASES, CURRENT, MAX_NUMBER, UPDATES, Name, check_history
 
 MAX_CURRENT_BYTES = 4096
-"""Of what a publication says, which takes some hundred."""
+"""The most bytes of the file that describes a publication, which takes some hundred."""
 
 _FORMAT, _VERSION = "recstore publication", 1
 
@@ -31,7 +31,7 @@ class Base:
     """A bundle, and the updates that make it whole.
 
     Attributes:
-        history: the one that it is of.
+        history: the history that it belongs to.
         after: the last update whose changes it has for sure.
         until: the first update at which it is the state of one step.
 
@@ -78,10 +78,10 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Current:
-    """What a publication has.
+    """The contents of a publication.
 
     Attributes:
-        base: where those begin who know nothing.
+        base: the base from which a new follower begins.
         update: the number of the newest update.
         previous: the base before, and the number of the last update that follows it only.
 

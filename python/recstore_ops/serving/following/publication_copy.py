@@ -19,21 +19,21 @@ _PAUSE = 1.0
 """Seconds before what failed is tried again."""
 
 _LIST_EVERY = 60.0
-"""Seconds after which it looks again what is there, so that what was deleted comes back. A list is a request."""
+"""Seconds between two listings of the object store, so that deleted files are copied again. Each is a request."""
 
 
 class PublicationCopy:
-    """The copy of a publication's directory in an object store, which a thread keeps up.
+    """The copy of a publication's directory in an object store, which a thread keeps up to date.
 
-    An object store has no locks: of one URL there must be one publisher.
+    An object store has no locks: each URL must have only one publisher.
 
     Args:
         directory: of the publication.
         url: `s3://bucket/prefix` or `file:///path`.
 
     Attributes:
-        url: where the copy is.
-        problem: why it could not be kept up when this was tried last, if it could not. It is tried again.
+        url: the address of the copy.
+        problem: the error of the last attempt to copy, if it failed. Copying is tried again.
 
     Raises:
         ValueError: the URL is not understood, or has something else than a publication.
@@ -138,7 +138,7 @@ class PublicationCopy:
         self._there, self._listed_at = there, time.monotonic()
 
     def _copy_as(self, text: str) -> None:
-        """Copies what followers need first, then says so, then deletes what they need no more."""
+        """Copies the files that followers need, then the text that names them, then deletes files no longer needed."""
         with Directory(self._directory) as held:
             needed = _files(held, Current.parse(text, self._directory / CURRENT))
             for name in sorted(needed - self._there):

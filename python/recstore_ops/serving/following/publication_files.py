@@ -1,7 +1,7 @@
-"""Writes the files of a publication, and deletes those that nobody needs any more.
+"""Writes the files of a publication, and deletes those that are no longer needed.
 
-What a publisher that is killed may leave is noted before it is there, as saves do: a base that no update has made whole
-yet, and what is about to be deleted. The next publisher deletes what is noted and not needed.
+Like a save, a publisher notes beforehand which files it may leave if it is killed: a base that no update has made whole
+yet, and files about to be deleted. The next publisher deletes the noted files that are not needed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ WRITING = f"{BASES}/.writing"
 
 _FORMAT, _VERSION = "recstore publication's unfinished files", 1
 _CUT_OFF = ("current.new", ".unfinished.new", f".{CURRENT}", f"{_NOTE}.new")
-"""What a publisher that is killed may leave of a file that it was about to put in its place, also one of before."""
+"""Names of unfinished files that a killed publisher may leave, those of earlier versions included."""
 _OWN = (_LOCK, _NOTE, *_CUT_OFF, BASES, UPDATES)
 _MAX_NOTE_BYTES = 1 << 30
 """A note lists the updates that a base had behind it, some 40 bytes each."""
 _LEAST_BYTES = 16 << 20
-"""Of updates between two bases."""
+"""The least bytes of updates between two bases."""
 
 
 class PublicationFiles:
@@ -197,11 +197,11 @@ class PublicationFiles:
         self._clean()
 
     def _read_note(self) -> list[Name]:
-        """Returns the names that a publisher noted that was cut off.
+        """Returns the names that an interrupted publisher noted.
 
         Raises:
-            OSError: the note is damaged, or names what is no file of a publication.
-            ValueError: it is of another version.
+            OSError: the note is damaged, or names something that is no file of a publication.
+            ValueError: it has another version.
         """
         note = self.directory / _NOTE
         try:

@@ -94,7 +94,7 @@ class _Server(ThreadingHTTPServer):
             super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answers on a connection, encrypted where a certificate was given."""
+        """Answers on a connection, encrypted if a certificate was given."""
         connection = self._accepted.pop(request)
         try:
             limit = TimeLimit(_HEAD)
@@ -222,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._refuse(HTTPStatus(code), "form", message or HTTPStatus(code).phrase)
 
     def log_error(self, format: str, *args: Any) -> None:
-        """Counts an answer that was not taken in time, which is all that `http.server` tells here."""
+        """Counts an answer that was not taken in time: `http.server` reports nothing else here."""
         self._of.connections.refuse(self._follower.peer, "slow", "it takes its answer too slowly")
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -235,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._say(status, reason.encode("utf-8", "replace"))
 
     def _current(self, query: dict[str, list[str]]) -> BinaryIO:
-        """What the publication says, once it is other than what was seen."""
+        """The text of the publication, once it differs from the one that the follower has seen."""
         wait = max(0.0, min(float(query.get("wait", ["0"])[0]), _LONGEST_WAIT))  # 0 for what is not a number.
         DirectorySource(self._of.directory).wait(query.get("seen", [""])[0], wait)
         return io.BytesIO(current_text(self._of.directory).encode())

@@ -74,7 +74,7 @@ class PublishedTables:
 
 
 def _merged(taken: Iterable[dict[str, TableChanges]]) -> dict[str, TableChanges]:
-    """What several processes, each with rows of its own, say of each table."""
+    """Merges the changes of several processes, each with rows of its own, by table."""
     of_each: dict[str, list[TableChanges]] = {}
     for changes in taken:
         for name, of_one in changes.items():

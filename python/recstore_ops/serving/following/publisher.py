@@ -1,4 +1,4 @@
-"""What publishes a model while it trains."""
+"""The publisher of a model in training."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from recstore_ops.serving.following.publication_copy import PublicationCopy
 
 
 class Publisher(ABC):
-    """Tells those who follow a model what changed in it, whole steps at a time; made by `publish`.
+    """Publishes the changes of a model to its followers, whole steps at a time; made by `publish`.
 
-    Where the tables are sharded over processes, each has one, and all call `step`, `update` and `close` of theirs
-    together.
+    If the tables are sharded over processes, each process has a publisher, and all call its `step`, `update` and
+    `close` together.
 
     Attributes:
         directory: of the publication.
@@ -55,9 +55,9 @@ class Publisher(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Waits until the last update is written, and copied where there is a copy.
+        """Waits until the last update is written, and copied if there is a copy.
 
-        Of the processes of sharded tables only the first one waits; the others return at once.
+        If the tables are sharded over processes, only the first one waits. The others return at once.
 
         Raises:
             OSError: it could not be.
@@ -75,12 +75,12 @@ class Publisher(ABC):
     @property
     @abstractmethod
     def number(self) -> int:
-        """Of the last update that is known to be written; the publication counts on where it ended."""
+        """The number of the last update that is known to be written. A new publisher continues the numbering."""
 
     @property
     @abstractmethod
     def bytes_written(self) -> int:
-        """Of all updates."""
+        """The bytes of all updates."""
 
     @property
     @abstractmethod
@@ -89,7 +89,7 @@ class Publisher(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Ends without the other processes, which may not come any more. Where there are none, closes."""
+        """Ends without the other processes, which may not come any more. Closes if there are none."""
 
     def _is_closed(self) -> ValueError:
         return ValueError(f"the publisher of {self.directory} is closed")

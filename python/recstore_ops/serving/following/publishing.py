@@ -47,38 +47,38 @@ def publish(
 ) -> Publisher:
     """Publishes a model in training to a directory, from which `load_bundle(..., follow=...)` follows it.
 
-    The directory gets a bundle of the model as it is now, and updates with what changed since: rows that are new or
-    other, ids whose rows went, and dense tensors. A reader sees whole updates only. When updates take as much room as
-    the tables, a new bundle is written beside the training, and what is older than the one before is deleted.
+    The directory gets a bundle of the model as it is now, and updates with the changes since: new and changed rows,
+    deleted ids, and dense tensors. A reader sees whole updates only. When updates take as much room as the tables, a
+    new bundle is written while training goes on, and everything older than the bundle before it is deleted.
 
     A publisher that begins anew in a directory, such as after a crash, begins with a bundle of the model as it is then.
 
     Args:
-        model: its tables lie in this process, are sharded over processes, or lie on servers. Where they are sharded,
-            all processes call this together, between the same steps, and the first one writes. On servers a publisher
-            that begins ends those of the same tables, and it must be the one program that trains, or a worker of those
-            that go in step: else an update can have a part of another program's step.
+        model: its tables lie in this process, are sharded over processes, or lie on servers. If they are sharded, all
+            processes call this together, between the same steps, and the first one writes. On servers, a new publisher
+            ends earlier ones of the same tables. It must belong to the only program that trains, or to one of several
+            workers that go in step. Otherwise an update can have a part of another program's step.
         example_inputs: as of `export`.
         directory: of the publication; a new one, or one that was published to before. All processes of sharded tables
             must see it.
-        encoding: how rows are kept and told, as of `export`.
+        encoding: how rows are kept and sent, as in `export`.
         interval: the least seconds between two updates.
         dynamic_shapes: as of `export`.
         copy_to: `s3://bucket/prefix` or `file:///path` of an object store that gets a copy, which a thread keeps up;
             `publisher.copy.problem` says why it could not be. Keys come from the environment, `AWS_ACCESS_KEY_ID` and
             the like. One publisher at a time may copy to a URL.
         address: `host:port` at which the publication is served over HTTP too; port 0 takes any that is free.
-        token: what followers at that address must know.
+        token: the token that followers at that address must send.
         tls: certificate and key of the server, and the authorities of followers' certificates.
         insecure: whether other machines may reach the address without both.
-        second_group: of sharded tables, the ranks of their group once more, over gloo. By default one is made, where
+        second_group: for sharded tables, the ranks of their group once more, over gloo. By default one is made, if
             theirs has all ranks of the job.
         operators: as of `export`.
 
     Raises:
-        ValueError: `token`, `tls` or `insecure` without `address`; or something else is in the directory, another
-            process publishes to it, or as `export`; or the program of the model has control flow, so that it cannot be
-            run by its graph.
+        ValueError: `token`, `tls` or `insecure` without `address`. Something else is in the directory, another process
+            publishes to it, or as `export`. Or the program of the model has control flow, so that it cannot be run by
+            its graph.
         RuntimeError: a table is published already, or its servers do not answer; another process failed.
         OSError: a file cannot be written.
     """

@@ -110,6 +110,6 @@ class RankPublisher(Publisher):
             self._watch.end()
 
     def _write_base(self, _: None) -> None:
-        """Begins to write this process's rows. What fails is an error of the first process's base too."""
+        """Begins to write this process's rows. A failure is an error of the first process's base too."""
         tables = named_tables(self._encodings)
         self._thread.submit(freeze_tables, self.directory / WRITING, tables, self._encodings, self._ranks.writing)

@@ -44,11 +44,11 @@ class Side:
 
     @property
     def told_bytes(self) -> int:
-        """What all tensors take of which updates tell."""
+        """The bytes of all tensors that updates can change."""
         return sum(value.nbytes for value in self._told.values())
 
     def take(self, update: Update) -> None:
-        """Takes an update. Nobody may read meanwhile.
+        """Takes an update. There must be no reader meanwhile.
 
         Raises:
             ValueError: it has a table or a tensor that the model has not, or of another shape or type.
@@ -83,10 +83,10 @@ class Sides:
         files: of the base.
         memory: of the tables.
         operators: what the graph may call.
-        ended: once it is set, those who read see no further update.
+        ended: once it is set, readers see no further update.
 
     Attributes:
-        state_bytes: what all dense tensors take in an update.
+        state_bytes: the bytes of all dense tensors in an update.
 
     Raises:
         ValueError, OSError: as `load_bundle`.
@@ -121,13 +121,13 @@ class Sides:
                 self._changed.notify_all()
 
     def take(self, updates: Sequence[Update]) -> bool:
-        """Takes updates: those who begin to read have all of them, from one moment on.
+        """Takes updates. From one moment on, new readers see all of them.
 
         Returns:
-            False: it ended meanwhile. Those who read see nothing of the updates.
+            False: it ended meanwhile. Readers see none of the updates.
 
         Raises:
-            As `Side.take`. Those who read see nothing of it, but these copies are good for no other update.
+            As `Side.take`. Readers see no change, but these copies must not take another update.
         """
         if not self._apply(updates):
             return False
@@ -144,7 +144,7 @@ class Sides:
             self._changed.notify_all()
 
     def _apply(self, updates: Sequence[Update]) -> bool:
-        """Applies updates to the copy that does not answer, once nobody reads it; False: it ended before."""
+        """Applies updates to the copy that does not answer, once it has no readers. False: it ended before."""
         with self._changed:
             self._changed.wait_for(lambda: self._back.readers == 0 or self._ended.is_set())
             if self._ended.is_set():

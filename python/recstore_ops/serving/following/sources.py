@@ -1,4 +1,4 @@
-"""Where a publication is read from: its directory, the address of one who serves it, or a copy in an object store."""
+"""Sources of a publication: its directory, the address of a publisher, or a copy in an object store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recstore_ops.serving.following.publication import MAX_CURRENT_BYTES, Base, 
 from recstore_ops.serving.following.update import Update
 
 _POLL = 0.01
-"""Seconds between two looks at a directory. Its files may lie on another machine, which tells of no change."""
+"""The polling interval of a directory in seconds. The files may lie on a machine that does not report changes."""
 
 _OBJECT_POLL = 0.2
 """Seconds between two looks at an object store, each of which is a request that is paid for."""
@@ -38,7 +38,7 @@ class Source(Protocol):
     def silence(self) -> float: ...
 
     def wait(self, seen: str | None, timeout: float) -> Current:
-        """Returns what the publication says as soon as its tag is another than what was seen, or after a time.
+        """Returns the contents of the publication as soon as its tag differs from the one seen, or after a time.
 
         Raises:
             ValueError: there is no publication, or one of another version.
@@ -82,7 +82,7 @@ def source_of(follow: str | os.PathLike[str] | PublisherAddress) -> Source:
 
 
 def _first_news(read: Callable[[], Current], pause: float, seen: str | None, timeout: float) -> Current:
-    """Reads what a publication says until its tag is another than what was seen, or for a time."""
+    """Polls the contents of a publication until its tag differs from the one seen, or for a time."""
     end = time.monotonic() + timeout
     while True:
         current = read()
@@ -125,9 +125,10 @@ class DirectorySource(Listening):
         """A file system ends what is read by itself."""
 
     def _read(self) -> Current:
-        """What the publication says, parsed only if it is another text.
+        """The contents of the publication, parsed only if the text has changed.
 
-        Its number and time would not tell: numbers are used again, and times are as coarse as the system's clock.
+        The number and time of the file do not show a change: numbers are used again, and times are as coarse as the
+        system's clock.
         """
         with self.listening():
             text = current_text(self._path)

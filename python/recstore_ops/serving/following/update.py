@@ -1,4 +1,4 @@
-"""What changed in a model between two moments, and its file."""
+"""The changes of a model between two moments, and their file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from recstore_ops.serving.following.names import MAX_NUMBER, UPDATES, Name
 from recstore_ops.serving.opening import aligned
 
 MAX_ROW_BYTES = 1 << 30
-"""Of the rows and ids of an update. If more changed, a new base has them."""
+"""The most bytes of the rows and ids of an update. If more changed, a new base has them."""
 
 MAX_HEADER_BYTES = 16 << 20
-"""Of the names and places of an update's tensors."""
+"""The most bytes of the names and places of an update's tensors."""
 
 _MAGIC = b"recstore update 1\n"
 _CRC = struct.Struct("<I")
@@ -32,8 +32,8 @@ _ID_BYTES = 8
 
 @dataclass(frozen=True)
 class TableChanges:
-    """What changed in a table: int64 ids of rows that are new or other, the rows in the table's encoding, and ids whose
-    rows went before."""
+    """The changes of a table: int64 ids of new and changed rows, the rows in the table's encoding, and ids whose rows
+    were deleted before these were written."""
 
     ids: bytes
     rows: bytes
@@ -49,10 +49,10 @@ class TableChanges:
 
 @dataclass(frozen=True)
 class Update:
-    """What changed in a model between two moments.
+    """The changes of a model between two moments.
 
     Attributes:
-        history: whose it is.
+        history: the history that it belongs to.
         number: one more than that of the update before.
         step: of the trainer, when it was cut.
         time: seconds since 1970, when it was cut.
@@ -143,7 +143,7 @@ def update_name(history: str, number: int) -> str:
 
 
 def _about(body: bytes) -> Any:
-    """What the header of safetensors says of the update."""
+    """The entry about the update in the header of safetensors."""
     (length,) = _LENGTH.unpack_from(body)
     if length > MAX_HEADER_BYTES:
         raise ValueError(f"its header must have at most {MAX_HEADER_BYTES} bytes, got {length}")

@@ -1,4 +1,4 @@
-"""What changed in a model since it was last asked: rows of its tables, and its dense tensors."""
+"""Finds the changes of a model since the last call: rows of its tables, and its dense tensors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _end(tables: list[int], number: int) -> None:
 
 
 class StateWatch:
-    """Compares the dense tensors of a model with those that were told of last.
+    """Compares the dense tensors of a model with those that were published last.
 
     Args:
         model: whose parameters and buffers have the names of the program's state.

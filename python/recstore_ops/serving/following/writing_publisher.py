@@ -169,7 +169,7 @@ class WritingPublisher(Publisher):
         return self._others.together(work, self.told)
 
     def told(self, result: object = None) -> Told:
-        """What the other processes know of this one."""
+        """The state of this process that the others receive."""
         return Told(result is True, self.number, self.bytes_written, self.address, self._pace.due)
 
     def _begin(self) -> None:
@@ -216,7 +216,7 @@ class WritingPublisher(Publisher):
         self._number += 1
 
     def _begin_base(self) -> None:
-        """Begins to write a base beside the training, where it is time for one."""
+        """Begins to write a base while training goes on, if it is time for one."""
         if self._base is not None or self._base_under_way is not None or not self._files.wants_base():
             return
         base = Base(self._history, self._number, self._number + 1)

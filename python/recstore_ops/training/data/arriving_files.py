@@ -13,21 +13,21 @@ _MOST_SECONDS_ASLEEP = 0.1
 
 
 class ArrivingFiles:
-    """Gives the files of a directory in the order of their names, each once, when they are whole.
+    """Returns the files of a directory in the order of their names, each once, when they are complete.
 
-    A file is whole when its size has stayed the same between looks that are `every` seconds apart or more. One without
-    a byte is as if it were not there, and so are directories and what editors leave (`is_left_over`). A file that is
-    still growing keeps those behind it waiting.
+    A file is complete when its size has stayed the same between two polls that are at least `every` seconds apart.
+    Empty files, directories and files left by editors (`is_left_over`) are ignored. A file that is still growing
+    holds back the files after it.
 
-    A file that comes after one behind it was used is not given, and a used file that changes is not given again; both
-    are noted, once. A used file may be removed.
+    A file that appears after a later one was used is not returned. A used file that changes is not returned again.
+    Both cases are noted, once. A used file may be removed.
 
     Args:
-        directory: its own files are given, not those of directories within it.
-        every: seconds between two looks.
+        directory: the directory; files in its subdirectories are not returned.
+        every: the polling interval in seconds.
         note: takes a sentence for people.
         now: a clock in seconds.
-        until: the name of a file that says that no more files come; it is not given itself.
+        until: the name of a file that marks the end: no more files come. This file itself is not returned.
 
     Attributes:
         all_used: whether that file was there, and all others were used, when the last one was waited for.
@@ -62,16 +62,16 @@ class ArrivingFiles:
     def next(
         self, is_stopped: Callable[[], bool], until_idle: float | None, on_waiting: Callable[[Path], None]
     ) -> Path | None:
-        """Waits for the next file, or gives the one that was under way when the state was saved.
+        """Waits for the next file, or returns the one that was under way when the state was saved.
 
         Args:
-            is_stopped: whether not to wait any longer.
-            until_idle: not to wait longer than so many seconds in which nothing came or grew; None waits for ever.
-            on_waiting: is told before each time that nothing is done for a while.
+            is_stopped: whether to stop waiting.
+            until_idle: stop waiting after so many seconds in which no file came or grew; None waits for ever.
+            on_waiting: called with the directory before each pause.
 
         Returns:
-            The file, which is under way from now on; None where there was none to wait for, also because all files were
-            used and the one that says that no more come is there.
+            The file, which is under way from now on. None if waiting ended without a file, or if all files were used
+            and the file that marks the end is there.
 
         Raises:
             ValueError: the file that was under way has changed.
@@ -98,7 +98,7 @@ class ArrivingFiles:
         return None
 
     def look(self) -> Path | None:
-        """Looks at the directory once; returns the next file if it is whole, which is under way from now on."""
+        """Polls the directory once; returns the next file if it is complete, which is under way from now on."""
         sizes = self._sizes()
         self._forget_removed(sizes)
         now = self._now()
@@ -115,7 +115,7 @@ class ArrivingFiles:
         return self.directory / name
 
     def finish(self) -> None:
-        """The file under way is used."""
+        """Marks the file under way as used."""
         assert self._under_way is not None
         name, size = self._under_way
         self._seen.pop(name, None)
@@ -124,11 +124,11 @@ class ArrivingFiles:
         self._under_way = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what was used so far, of the files that are still there."""
+        """Returns which files were used so far, without those that were removed since."""
         return {"last": self._last, "used": dict(self._used), "under_way": self._under_way}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state_dict` returned."""
+        """Resumes from a result of `state_dict`."""
         self._last, self._used = state["last"], dict(state["used"])
         self._under_way = None if state["under_way"] is None else (state["under_way"][0], state["under_way"][1])
 
@@ -153,7 +153,7 @@ class ArrivingFiles:
         self._noted &= sizes.keys()
 
     def _is_late(self, name: str, size: int) -> bool:
-        """Whether a file's turn is over; notes it where its rows were not used."""
+        """Whether a file's turn is over; notes it if its rows were not used."""
         if self._last is None or name > self._last:
             return False
         used = self._used.get(name)
@@ -175,7 +175,7 @@ class ArrivingFiles:
         return path
 
     def _sleep(self, is_stopped: Callable[[], bool]) -> None:
-        """Sleeps until the next look. Signals wake nobody, so that it is for a moment at a time."""
+        """Sleeps until the next poll. A signal does not end a sleep, so each sleep is short."""
         end = self._now() + self._every
         while not is_stopped() and (left := end - self._now()) > 0:
             time.sleep(min(left, _MOST_SECONDS_ASLEEP))

@@ -1,4 +1,4 @@
-"""The functions of `pyarrow.compute`: most are made when it is imported, where type checkers do not see them."""
+"""The functions of `pyarrow.compute`: most are created at import time, so type checkers do not see them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class _Functions:
-    """Imports them when the first is used: they take as long as half of the other imports of a run beside torch."""
+    """Imports them on first use: their import takes half as long as a run's other imports without torch."""
 
     def __getattr__(self, name: str) -> Any:
         import pyarrow.compute

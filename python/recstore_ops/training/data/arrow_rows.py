@@ -28,8 +28,8 @@ class Records:
 
     Attributes:
         cells: the columns that are read, with the schema's types.
-        number_of: tells a row's number in the file, from 1, without a header.
-        bad: the rows of which a cell is none of its column's type, and what is wrong with each.
+        number_of: returns a row's number in the file, from 1, without a header.
+        bad: the rows with a cell that does not have its column's type, and what is wrong with each.
     """
 
     cells: pa.RecordBatch

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 NO_GROUP = -(2**63)
-"""Of rows without a group."""
+"""The group of rows without one."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Batch:
         labels: float32 [B], each 0 or 1; NaN in rows without labels.
         num_fields: F.
         offsets: int64 [B * F + 1]; field f of row b owns the ids from `offsets[b * F + f]` to before the next offset.
-            None where every field has exactly one id, so that N = B * F.
-        values: float32 [N]; None where every value is 1.
+            None if every field has exactly one id, so that N = B * F.
+        values: float32 [N]; None if every value is 1.
         dense: float32 [B, J]; None without dense features.
-        weights: float32 [B], of the rows' losses; None where every one is 1.
-        times: int64 [B], when the rows' events were, in microseconds since 1970; None where that is not known.
-        groups: int64 [B], equal in rows of one group, `NO_GROUP` in rows of none; None where rows are not grouped.
+        weights: float32 [B], the weights of the rows' losses; None if all are 1.
+        times: int64 [B], the times of the rows' events, in microseconds since 1970; None if unknown.
+        groups: int64 [B], equal in rows of one group, `NO_GROUP` in rows of none; None if rows are not grouped.
     """
 
     ids: Tensor
@@ -58,7 +58,7 @@ class Batch:
         return sum(part.nbytes for part in parts if part is not None)
 
     def offsets_or_ones(self) -> Tensor:
-        """Returns `offsets`, made where every field has one id."""
+        """Returns `offsets`; creates them if every field has one id."""
         return (
             torch.arange(self.ids.numel() + 1, dtype=torch.int64, device=self.ids.device)
             if self.offsets is None
@@ -66,7 +66,7 @@ class Batch:
         )
 
     def values_or_ones(self) -> Tensor:
-        """Returns `values`, made where every one is 1."""
+        """Returns `values`; creates them if all are 1."""
         return (
             torch.ones(self.ids.numel(), dtype=torch.float32, device=self.ids.device)
             if self.values is None

@@ -43,7 +43,7 @@ def labels_of(cells: pa.Array, column: ColumnSchema) -> tuple[NDArray[np.float32
 
 
 def numbers_of(cells: pa.Array, column: ColumnSchema) -> tuple[NDArray[np.float32], Good]:
-    """Returns the numbers [B] after the column's transform, 0 where one is missing; good ones are finite."""
+    """Returns the numbers [B] after the column's transform, 0 for a missing cell; good ones are finite."""
     numbers = _numbers(cells)
     is_missing = cells.is_null().to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -53,7 +53,7 @@ def numbers_of(cells: pa.Array, column: ColumnSchema) -> tuple[NDArray[np.float3
 
 
 def vectors_of(cells: pa.Array, column: ColumnSchema) -> tuple[NDArray[np.float32], Good]:
-    """Returns the vectors [B, D], zeros where one is missing; good ones have D finite numbers."""
+    """Returns the vectors [B, D], zeros for a missing cell; good ones have D finite numbers."""
     assert column.size is not None
     lengths = pc.call_function("list_value_length", [cells]).fill_null(0).to_numpy(zero_copy_only=False)
     is_missing = cells.is_null().to_numpy(zero_copy_only=False)
@@ -151,7 +151,7 @@ def _transformed(numbers: NDArray[np.float64], column: ColumnSchema) -> NDArray[
 
 
 def _numbers(cells: pa.Array) -> NDArray[np.float64]:
-    """The numbers [B] in double precision; NaN where one is missing."""
+    """The numbers [B] in double precision; NaN for a missing cell."""
     return pc.cast(cells, pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
 
 
@@ -168,9 +168,9 @@ def _whole_values(cells: pa.Array) -> tuple[NDArray[np.int64], Good]:
 
 
 def _integer_values(cells: pa.Array) -> NDArray[np.int64]:
-    """Integers of 40 bits stay as they are; larger ones are mixed to 40 bits, for cut they would meet others.
+    """Returns integers of 40 bits as they are, and mixes larger ones to 40 bits: truncated, they would collide.
 
-    So is the one that stands for a missing cell.
+    The integer that stands for a missing cell is mixed too.
     """
     wide_type = pa.uint64() if types.is_unsigned_integer(cells.type) else pa.int64()
     numbers = pc.cast(cells, wide_type).fill_null(0).to_numpy(zero_copy_only=False)

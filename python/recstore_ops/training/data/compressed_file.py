@@ -1,7 +1,7 @@
-"""Files read as their uncompressed bytes; how a file is compressed is told by its first bytes, not by its name.
+"""Files read as their uncompressed bytes. A file's first bytes decide how it is compressed, not its name.
 
-The modules for bz2 and xz files end quietly at whatever follows the first stream if that is no stream; for a file
-of several streams that would lose rows, so here every byte must belong to a whole stream.
+The modules for bz2 and xz files end silently at bytes after the first stream that are no stream. In a file of several
+streams that would lose rows. So here every byte must belong to a complete stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, pa
 
 
 class DamagedStreamError(ValueError):
-    """A compressed stream that is cut or corrupt; the message tells its kind."""
+    """A compressed stream that is truncated or corrupt; the message names its kind."""
 
 
 class _Readable(Protocol):

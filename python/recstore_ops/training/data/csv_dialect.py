@@ -1,9 +1,9 @@
-"""How the columns of a text file are separated and named, told by its first lines.
+"""Detects from the first lines of a text file how its columns are separated and named.
 
 The separator is the one among comma, tab, semicolon and `|` that cuts nearly all lines alike, into the most columns.
-A first line without a number is a header; one that says a name twice is one if no other line has that name, and a
-column has numbers in all other lines. A header such as `user_id:token` says types too, as RecBole writes them.
-Without a header the columns are column_1, column_2 and so on; 40 columns, or 39 without the label, are those of Criteo.
+A first line without a number is a header. One that repeats a name is a header only if no other line has that name and
+some column has numbers in all other lines. A header such as `user_id:token` names types too, as RecBole writes them.
+Without a header the columns are column_1, column_2 and so on; 40 columns, or 39 without the label, get Criteo's names.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Dialect:
 
 
 def detect_dialect(path: Path) -> Dialect | None:
-    """Returns how a file is written; None where its lines are not cut alike into two columns or more.
+    """Returns how a file is written; None if no separator cuts its lines alike into two columns or more.
 
     Raises:
         ValueError: a compressed stream is damaged.
@@ -73,7 +73,7 @@ def is_header(cells: Sequence[str]) -> bool:
 
 
 def _repeats_names(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first line has names, of which one comes twice: that the file has a header is seen in other lines."""
+    """Whether the first line has names and repeats one; the other lines decide that it is a header."""
     names, others = [cell.strip() for cell in rows[0]], rows[1:]
     repeated = {name for name in names if name and names.count(name) > 1}
     if not repeated or not others or any(map(_is_number, names)):
@@ -83,7 +83,7 @@ def _repeats_names(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def encoding_of(start: bytes) -> str:
-    """Returns the encoding that a byte order mark tells; UTF-8 where there is none."""
+    """Returns the encoding that a byte order mark names; UTF-8 without a mark."""
     return _BYTE_ORDER_MARKS.get(start[:2], "utf-8")
 
 

@@ -41,7 +41,7 @@ class CsvRows(ArrowRows):
         dialects: how each file is written.
 
     Raises:
-        ValueError: a file has other columns than the schema. Iterating raises it where no file has a row, too.
+        ValueError: a file has other columns than the schema. Iterating raises it too if no file has a row.
     """
 
     format_name = "csv"
@@ -180,7 +180,7 @@ class _ArrowFile:
     """A file as Arrow reads one.
 
     Attributes:
-        quotes: how many were read; whoever begins a quote ends it too.
+        quotes: the quotation marks read so far; an odd number means that a quote is not closed.
     """
 
     closed = False
@@ -197,11 +197,11 @@ class _ArrowFile:
         return content
 
     def position_after(self, blocks: int) -> int:
-        """Returns how many bytes of the file, as it is on the disk, so many blocks are; Arrow reads ahead of them."""
+        """Returns how many bytes of the file on disk so many blocks take; Arrow reads ahead of them."""
         return round(self._file.position * min(1.0, blocks * BLOCK_BYTES / max(1, self._bytes_read)))
 
     def close(self) -> None:
-        """Whoever opened the file closes it."""
+        """Does nothing: the caller that opened the file closes it."""
 
 
 def csv_samples(path: Path, dialect: Dialect) -> list[ColumnSample]:

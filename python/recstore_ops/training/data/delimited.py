@@ -1,6 +1,6 @@
 """Text of columns between separators, the form of most public click logs.
 
-The native module parses a block of lines into the arrays of a batch, and refuses it as a whole where a line is bad.
+The native module parses a block of lines into the arrays of a batch, and refuses the whole block if a line is bad.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEX_DIGITS = 8
 
 
 class ColumnKind(Enum):
-    """What a column is: what a cell must be in words, a good cell."""
+    """The kind of a column: a description of a valid cell, and an example of one."""
 
     CLICK = ("0 or 1", b"0")
     RATING = ("a finite number", b"0")

@@ -1,7 +1,8 @@
-"""Tells a file's format by its first lines.
+"""Detects a file's format from its first lines.
 
-A header of other columns than those of Avazu or MovieLens makes a file `csv`: text with named columns. Without a header
-the first line that has the shape of a format counts, and `csv` is what remains, if lines are cut alike.
+A header of other columns than those of Avazu or MovieLens makes a file `csv`: text with named columns. Without a
+header, the first line that has the shape of a format decides. If there is none, the format is `csv`, provided that
+the lines are cut alike.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _INTEGER = re.compile(rb"(-?[0-9]+)?")
 def detect_format(path: Path) -> FormatName:
     """Returns the format of a file.
 
-    Lines of a label alone are libsvm if no other line follows, for they are rows without features.
+    Lines with only a label are libsvm rows without features, if no line has the shape of a format.
 
     Raises:
-        ValueError: no line has the shape of one, or there is none; the message tells which formats there are.
+        ValueError: no line has the shape of a format, or there is no line; the message lists the formats.
     """
     with open(path, "rb") as file:
         if file.read(4) == _PARQUET_MAGIC:

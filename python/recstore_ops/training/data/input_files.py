@@ -1,9 +1,9 @@
 """Finds the training and test files that a user means: files, or a directory that holds both.
 
-In a directory, a file belongs to the training part if its name has the word `train`, to the test part if it has the
-word `test`; words end at anything but a letter: `train.libfm`, `small_test-01`. A directory within it of such a name
-belongs there with all of its files. A directory of `part-*` files, as Spark writes them, is one part, and so is one
-that is given as a test part. What editors and other programs leave there is passed over: `.train.txt.swp`,
+In a directory, a file belongs to the training part if its name has the word `train`, and to the test part if it has
+the word `test`. Words end at anything but a letter: `train.libfm`, `small_test-01`. A subdirectory of such a name
+belongs to that part with all of its files. A directory of `part-*` files, as Spark writes them, is one part, and so is
+one that is given as a test part. Files that editors and other programs leave are ignored: `.train.txt.swp`,
 `train.txt~`, `_SUCCESS`.
 """
 
@@ -90,9 +90,9 @@ def _words(path: Path) -> set[str]:
 
 
 def kept(path: Path) -> Path:
-    """Returns a path, or for a pipe that of a copy, which goes at the end of the process.
+    """Returns a path, or for a pipe the path of a copy, which is removed at the end of the process.
 
-    Rows are read several times: to tell their format, for each epoch.
+    Rows are read several times: to detect their format, and for each epoch.
     """
     if not path.is_fifo():
         return path

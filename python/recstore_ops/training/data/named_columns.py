@@ -124,7 +124,7 @@ def open_csv(paths: Sequence[Path], schema: Schema | None, choices: ColumnChoice
     Args:
         paths: the files, each written in its own way.
         schema: of their columns; None finds it in the first file that has a row.
-        choices: what the caller says of columns, where there is no schema.
+        choices: the caller's choices about columns; used without a schema.
         on_bad_line: as in `open_rows`.
 
     Raises:

@@ -152,30 +152,30 @@ def open_rows(
     Args:
         paths: one file or more.
         file_format: None detects it.
-        by_field: rows are to have fields. libsvm takes the n-th feature of a row as its n-th field then, libffm
-            groups features by their fields; the other formats always have fields.
+        by_field: whether rows need fields. If so, libsvm takes the n-th feature of a row as its n-th field, and libffm
+            groups features by their fields. The other formats always have fields.
         num_fields: of libsvm or libffm by field; None takes the features of the first row (libsvm), or the fields up
             to the largest one near the beginning (libffm).
         on_bad_line: "stop" raises at the first bad line or row; "skip" counts it and goes on.
         ignore_values: take every value of libsvm or libffm as 1.
         hash_buckets: hash ids into [0, hash_buckets); None leaves them.
         rating_threshold: the least rating that is a 1, of MovieLens, CSV or Parquet; None takes 4 for MovieLens.
-        label_column: of CSV or Parquet; None finds it by its name.
+        label_column: the label's column in CSV or Parquet; None finds it by its name.
         drop_columns: columns of CSV or Parquet that are not read.
-        column_roles: what further columns of CSV or Parquet are for, by name; `sequence:item` is a sequence of the ids
+        column_roles: roles of further columns of CSV or Parquet, by name; `sequence:item` is a sequence of the ids
             of the column `item`.
-        schema: what all columns of CSV or Parquet are for; None finds it.
+        schema: the roles of all columns of CSV or Parquet; None detects them.
         labels: "optional" opens rows without labels too, which get NaN.
         sequences: pairs of names of fields, a history and its target: the history's ids get the target's id space, and
             columns of CSV or Parquet the role of a sequence. In libsvm and libffm all fields have one id space anyway.
-        group_by: the column of CSV or Parquet by whose values rows are grouped, whatever else it is for; None takes
-            that of the role group, and of libsvm `qid`, where there is one. Rows of other formats, and those of libsvm
-            where it names a field, have no groups: `predict` takes segments by field.
+        group_by: the column of CSV or Parquet by whose values rows are grouped, whatever its role. None takes the
+            column of the role group, or `qid` of libsvm, if there is one. Rows of other formats have no groups, nor do
+            rows of libsvm if this names a field: `predict` takes segments by field.
         like: the training rows of test rows, whose fields and dense features these must have; CSV and Parquet by
             name, in any order.
 
     Raises:
-        ValueError: no format fits, files are of several formats, or an option has no meaning for their format.
+        ValueError: no format fits, files have different formats, or an option has no meaning for their format.
         OSError: a file cannot be read.
     """
     if not paths:
@@ -354,10 +354,10 @@ def _sparse_format(path: Path, name: FormatName, options: _Options) -> RowFormat
 
 
 def _query_name(path: Path, group_by: str | None) -> str | None:
-    """Returns the name of the group of libsvm's rows, or None where they are not grouped by it.
+    """Returns the name of the group of libsvm's rows, or None if they are not grouped by it.
 
     Raises:
-        ValueError: they are to be, and have none.
+        ValueError: the rows are to be grouped by `qid` and have none.
     """
     has_one = group_by in (None, QUERY) and has_queries(path)
     if group_by == QUERY and not has_one:

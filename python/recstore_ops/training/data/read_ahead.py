@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 def read_ahead(items: Iterable[T], depth: int = 4) -> Generator[T, None, None]:
-    """Gives the items in order while a thread reads up to `depth` more.
+    """Yields the items in order while a thread reads up to `depth` more.
 
-    An exception of `items` is raised where its item would have come. The thread begins with the first item asked for;
-    it ends with the last one, or when the generator is closed or dropped, which waits for the item that is being read.
+    An exception of `items` is raised in place of the item that failed. The thread starts when the first item is asked
+    for. It ends after the last one, or when the generator is closed or dropped, which waits for the item being read.
 
     Raises:
         ValueError: `depth` is below one.
@@ -100,12 +100,12 @@ class RowDataset(IterableDataset[Batch]):
     """Batches of a source, for `DataLoader(dataset, batch_size=None, num_workers=n)`; each worker reads a shard.
 
     Args:
-        source: must be picklable where workers are spawned instead of forked.
+        source: must be picklable if workers are spawned instead of forked.
         batch_size: rows of a batch; the last one of each worker may have fewer.
         shuffle_window: rows are permuted within windows of that many rows, in each worker; None keeps their order.
         seed: of the permutations.
 
-    At the end of a pass, bad rows that were skipped are warned of, file by file, in the worker that skipped them.
+    At the end of a pass, each worker warns of the bad rows that it skipped, file by file.
     """
 
     def __init__(self, source: RowSource, batch_size: int, shuffle_window: int | None = None, seed: int = 0) -> None:
@@ -120,7 +120,7 @@ class RowDataset(IterableDataset[Batch]):
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next pass shuffle otherwise than those with other numbers."""
+        """Sets the number of the next pass; passes with different numbers are shuffled differently."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Batch]:

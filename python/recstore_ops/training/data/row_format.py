@@ -1,4 +1,4 @@
-"""What a text format is."""
+"""The interface of a text format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _QUOTED_CHARACTERS = 40
 class RowFormat(Protocol):
     """A text format with one row a line.
 
-    Lines end with LF and have neither CR nor NUL: whoever reads a file sees to that, the same for all formats.
+    Lines end with LF and have neither CR nor NUL: the reader of a file ensures that for all formats.
     """
 
     @property
@@ -35,27 +35,27 @@ class RowFormat(Protocol):
 
     @property
     def group_name(self) -> str | None:
-        """What rows are grouped by; None where they are not."""
+        """The name of the rows' groups; None if rows are not grouped."""
         ...
 
     def is_header(self, line: bytes) -> bool:
-        """Tells whether a file's first line, without its end, is a header, which is no row.
+        """Returns whether a file's first line, without its end, is a header instead of a row.
 
         Raises:
-            ValueError: it is a header, but of other columns.
+            ValueError: it is a header of other columns.
         """
         ...
 
     def parse(self, block: bytes) -> Batch:
-        """Parses whole lines; blank ones are passed over.
+        """Parses whole lines; skips blank ones.
 
         Raises:
-            ValueError: some line is bad. `explain` says which part of it and why.
+            ValueError: a line is bad. `explain` says which part of it and why.
         """
         ...
 
     def explain(self, line: bytes) -> str:
-        """Says what was expected of a line, without its end, that `parse` refuses, and what is there instead."""
+        """Explains why `parse` refuses a line, given without its end: the expected content and the actual one."""
         ...
 
 

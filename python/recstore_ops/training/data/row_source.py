@@ -1,7 +1,7 @@
-"""What a stream of rows is, and the stream of rows in memory.
+"""The interface of a stream of rows, and a stream of rows in memory.
 
-A `RowSource` can be passed over again and again and gives the same rows in the same order each time, in blocks of any
-size. Nothing holds a whole file, except `CachedRows`, up to its bound.
+A `RowSource` can be iterated repeatedly. It yields the same rows in the same order each time, in blocks of any size.
+Only `CachedRows` may hold a whole file, up to its bound.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recstore_ops.training.data.batch import Batch
 
 @dataclass(frozen=True)
 class SkippedRows:
-    """The bad rows of one file that a pass left out: how many, and where the first is and what is wrong there."""
+    """The bad rows of one file that a pass left out: their number, the position of the first, and its error."""
 
     path: Path
     count: int
@@ -66,17 +66,17 @@ class RowSource(Protocol):
 
     @property
     def sequences(self) -> tuple[tuple[str, str], ...]:
-        """The names of each field that is a sequence of another one's ids, and of that one, where columns say so."""
+        """Pairs of names, a field that is a sequence and the field whose ids it has, as the columns' roles say."""
         return ()
 
     @property
     def group_name(self) -> str | None:
-        """What rows are grouped by; None where batches have no groups."""
+        """The name of the rows' groups; None if batches have no groups."""
         return None
 
     @property
     def group_texts(self) -> Mapping[int, str]:
-        """The texts that groups stand for, of those that were read so far."""
+        """The text of each group that was read so far."""
         return {}
 
     @property
@@ -91,7 +91,7 @@ class RowSource(Protocol):
 
     @property
     def first_skipped(self) -> str | None:
-        """Where the first of them is, and what was expected there."""
+        """The position of the first of them, and what was expected there."""
         return self.skipped[0].first if self.skipped else None
 
 
@@ -103,7 +103,7 @@ class MemoryRows(RowSource):
         field_names: None numbers the fields.
         dense_names: None numbers the dense features.
         sequences: pairs of names of fields, a sequence and the one whose ids it has.
-        group_name: what rows are grouped by, where they have groups.
+        group_name: the name of the rows' groups, if they have groups.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class MemoryRows(RowSource):
 
 
 class DerivedRows(RowSource):
-    """What a source made from another one has in common with it."""
+    """The properties that a source made from another one shares with it."""
 
     def __init__(self, source: RowSource) -> None:
         self._source = source
@@ -230,8 +230,8 @@ def _names(given: Sequence[str] | None, word: str, count: int) -> tuple[str, ...
 class CachedRows(DerivedRows):
     """Keeps a source's rows in memory after the first whole pass if they need at most `max_bytes`.
 
-    Rows that need more are read from the source in every pass. Where the first block tells that they will, nothing is
-    kept, so that a single pass over many rows does not fill the memory first.
+    Rows that need more are read from the source in every pass. If the size of the first block shows that they will,
+    nothing is kept, so that a single pass over many rows does not fill the memory first.
     """
 
     def __init__(self, source: RowSource, max_bytes: int) -> None:
@@ -266,8 +266,8 @@ class CachedRows(DerivedRows):
 class HeldOutRows(DerivedRows):
     """One part of a source split at random by row number: the validation rows, or all the others.
 
-    A row's part depends on `seed` and its number alone, so that the two parts of one split are
-    disjoint and complete in every pass, and the same however each is cut into shards.
+    A row's part depends only on `seed` and its number. So the two parts of one split are disjoint and complete in
+    every pass, and do not depend on how they are cut into shards.
     """
 
     def __init__(

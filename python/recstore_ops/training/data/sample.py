@@ -1,4 +1,4 @@
-"""The first rows of a file, by which its columns are told: types, and what is seen in them."""
+"""The first rows of a file, from which the types and contents of its columns are detected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recstore_ops.training.data.arrow_functions import pc
 _WHOLE_LIMITS = {2: 2**11, 4: 2**24, 8: 2**53}
 _PARTS_OF_CELLS = 0.01
 SEPARATORS = ("|", "^")
-"""Characters that part the ids in a cell of text."""
+"""Characters that separate the ids in a cell of text."""
 _BETWEEN = r"[^\{0}]\{0}[^\{0}]"
 
 
@@ -27,7 +27,7 @@ class ColumnSample:
     Attributes:
         name: of the column.
         cells: those of the first rows, with the column's type.
-        said: what the header says of it: "words" for several between spaces, "numbers" for several numbers.
+        said: the type in the header: "words" for several between spaces, "numbers" for several numbers.
     """
 
     name: str
@@ -77,7 +77,7 @@ class ColumnSample:
 
     @cached_property
     def separator(self) -> str | None:
-        """What parts the values in cells of text: found in cells, in more than a few of them; None for nothing."""
+        """The character that separates the values in more than a few cells of text; None if there is none."""
         if self.type != "string" or len(self.cells) == 0:
             return None
         if self.said == "words":
@@ -90,7 +90,7 @@ class ColumnSample:
 
     @property
     def list_size(self) -> int | None:
-        """The number of elements of every list; None where lists differ, or there is none."""
+        """The number of elements of every list; None if lists differ in it, or there is no list."""
         lengths = pc.unique(pc.call_function("list_value_length", [self.cells.drop_null()]))
         return lengths[0].as_py() if len(lengths) == 1 else None
 

@@ -1,17 +1,18 @@
 """Named, typed columns with roles, and the check that other files have them.
 
-| role | cells | what becomes of them |
-|---|---|---|
-| label | numbers, booleans or one of two words | 0 or 1, by the rule of the column |
-| categorical | integers, booleans, strings, floating-point numbers without fractions | a field with one id a row |
-| ids | lists of integers or strings, or strings cut at a separator | a field with any number of ids |
-| sequence | the same, in the order of events | the same; the ids may be those of a categorical column |
-| number | numbers or booleans | a dense feature, after the column's transform; 0 where one is missing |
-| vector | lists of numbers, all of one length | as many dense features |
-| weight | numbers, 0 or more | the weight of the row's loss |
-| time | numbers since 1970, times, or text such as 2026-11-26T17:09:59Z | the row's event time |
-| group | as categorical | the group in which the row is compared with others, as by AUC |
-| ignored | any | nothing |
+Each role takes some types of cells and turns them into a part of a row:
+
+- label: numbers, booleans or one of two words become 0 or 1, by the rule of the column.
+- categorical: integers, booleans, strings, or floating-point numbers without fractions become a field with one id a
+  row.
+- ids: lists of integers or strings, or strings cut at a separator, become a field with any number of ids.
+- sequence: the same as ids, in the order of events; may share the ids of a categorical column.
+- number: numbers or booleans become a dense feature, after the column's transform; a missing one becomes 0.
+- vector: lists of numbers, all of one length, become as many dense features.
+- weight: numbers, 0 or more, become the weight of the row's loss.
+- time: numbers since 1970, times, or text such as 2026-11-26T17:09:59Z become the row's event time.
+- group: cells as for categorical become the group in which the row is compared with others, as by AUC.
+- ignored: cells of any type are not read.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ColumnSchema:
 
     Attributes:
         name: in the file.
-        role: what it is for.
+        role: its use.
         type: of its cells: "integer", "number", "boolean", "string", "time", or "list of " one of these; others by
             Arrow's name.
         transform: of numbers: "none", "log" for sign(x) * ln(1 + |x|), "standard" for (x - mean) / deviation.
@@ -67,7 +68,7 @@ class ColumnSchema:
         separator: between the ids of a string.
         of: the categorical column whose ids a sequence has; None for ids of its own.
         size: of a vector.
-        negative, positive: the two values of a label; None where `threshold` counts.
+        negative, positive: the two values of a label; None if `threshold` decides.
         threshold: the least number that is a positive label.
         unit: of numbers that are times since 1970.
         reason: why it has its role, for people.
@@ -116,7 +117,7 @@ class ColumnSchema:
 
     @property
     def rule(self) -> str:
-        """What makes a label positive, or what becomes of numbers."""
+        """The rule for a positive label, or the transform of numbers."""
         if self.role == "label":
             return f"{self.negative} / {self.positive}" if self.threshold is None else f">= {self.threshold:g}"
         if self.role == "time":

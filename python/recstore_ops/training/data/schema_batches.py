@@ -32,7 +32,7 @@ FieldColumn = tuple[NDArray[np.int64], NDArray[np.int64] | None]
 
 
 def interleave_fields(columns: Sequence[FieldColumn]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Returns the ids [N] of F fields and their offsets [B * F + 1], None where every field has one id."""
+    """Returns the ids [N] of F fields and their offsets [B * F + 1], None if every field has one id."""
     if all(lengths is None for _, lengths in columns):
         return np.stack([ids for ids, _ in columns], axis=1).reshape(-1), None
     lengths_BF = np.stack([np.ones_like(ids) if lengths is None else lengths for ids, lengths in columns], axis=1)
@@ -61,7 +61,7 @@ class BatchMaker:
         schema: of the records, which may have further columns.
 
     Attributes:
-        group_texts: what the groups of the records so far stand for, where they are text.
+        group_texts: the texts of the groups of the records so far, if groups are text.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -88,7 +88,7 @@ class BatchMaker:
         return batch, good
 
     def explain(self, records: pa.RecordBatch, row: int) -> str:
-        """Says what was expected of a row that is not good, and what is there instead."""
+        """Explains why a row is not good: the expected content and the actual one."""
         for column in self._schema.read:
             cells = records.column(column.name)[row : row + 1]
             if not self._is_good(cells, column):
@@ -139,7 +139,7 @@ class BatchMaker:
         return fields
 
     def _element_type(self, column: ColumnSchema) -> str:
-        """What is in the text of a column of ids: what the column whose ids it has is read as."""
+        """The type of the ids in a column of text: the type of the column whose ids it has, else string."""
         target = None if column.of is None else self._schema.column(column.of)
         return "string" if target is None else target.type
 

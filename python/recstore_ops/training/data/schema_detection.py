@@ -1,6 +1,6 @@
-"""Tells what columns are for, by written rules; the first that fits counts.
+"""Detects the roles of columns by fixed rules; the first rule that fits counts.
 
-1. What the caller says of a column.
+1. The caller's choice for a column.
 2. The label: the one column, not of lists, named label, click, clk, clicked, is_click or is_clicked. If there is none,
    the one named target or y, and then rating, which is positive from 4 on. Files without a header: the first column,
    if it has no values but 0 and 1 or -1 and 1.
@@ -12,12 +12,12 @@
    categorical: integers, booleans, strings, and floating-point numbers without fractions, which integers with gaps
    become elsewhere.
 
-Only a caller says that a column is the event time, the group, the weight or a sequence. Numbers that are times are
-seconds, milliseconds, microseconds or nanoseconds since 1970: as the name ends in _s, _ms, _us or _ns; if it does not,
-by the median, which is below 10^11, 10^14, 10^17 or not.
+Only the caller can choose the event time, the group, the weight and sequences. Numbers that are times are seconds,
+milliseconds, microseconds or nanoseconds since 1970. The end of the column's name decides: _s, _ms, _us or _ns.
+Without one of these the median decides: below 10^11, below 10^14, below 10^17, or above.
 
-A number stays as it is if none of the sample is beyond 4. If not, it is put in its standard form, by the sample's mean
-and deviation; where that leaves numbers beyond 8, its logarithm is taken instead.
+A number stays as it is if none of the sample is beyond 4. If not, it is standardized by the sample's mean and
+deviation. If that leaves numbers beyond 8, its logarithm is taken instead.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WORDS = (("no", "yes"), ("n", "y"), ("false", "true"), ("f", "t"))
 
 @dataclass(frozen=True)
 class ColumnChoices:
-    """What the caller says of columns.
+    """The caller's choices about columns.
 
     Attributes:
         label: the column of the labels.
@@ -72,11 +72,11 @@ class ColumnChoices:
 
 
 def detect_schema(samples: Sequence[ColumnSample], choices: ColumnChoices, source: str) -> Schema:
-    """Returns what the columns are for.
+    """Returns the roles of the columns.
 
     Raises:
         ValueError: a column that the caller names is not there, no column is the label or several may be, or a column
-            has cells that can not be read.
+            has cells that cannot be read.
     """
     names = [sample.name for sample in samples]
     for name in (*choices.dropped, *choices.roles):
@@ -89,7 +89,7 @@ def detect_schema(samples: Sequence[ColumnSample], choices: ColumnChoices, sourc
 
 
 def _find_label(samples: Sequence[ColumnSample], choices: ColumnChoices, source: str) -> str | None:
-    """Returns the name of the label's column; None where rows may lack one and do."""
+    """Returns the name of the label's column; None if there is none and rows may lack a label."""
     several = [sample.name for sample in samples if sample.type.startswith("list")]
     names = [sample.name for sample in samples if sample.name not in choices.dropped]
     said = [name for name, role in choices.roles.items() if role == "label"]
@@ -121,7 +121,7 @@ def _looks_like_labels(sample: ColumnSample) -> bool:
 
 
 def _negative_label(sample: ColumnSample) -> str | None:
-    """Returns the number that stands beside 1, where nearly all numbers are one of the two; some rows may be bad."""
+    """Returns the negative label, "0" or "-1", if nearly all numbers are it or 1; a few rows may be bad."""
     numbers = sample.numbers
     for negative in (0.0, -1.0):
         if np.isin(numbers, (negative, 1.0)).sum() >= _LABELS_IN_SAMPLE * len(numbers):
@@ -142,7 +142,7 @@ def _column(sample: ColumnSample, label: str | None, choices: ColumnChoices, sou
 
 
 def _role_of(sample: ColumnSample, source: str) -> tuple[Role, str]:
-    """Returns the role of a column of which the caller says nothing, and why."""
+    """Returns the role of a column without a choice of the caller, and the reason."""
     if _PANDAS_INDEX.fullmatch(sample.name):
         return "ignored", "the index that pandas adds"
     if len(sample.cells) > 0 and sample.cells.null_count == len(sample.cells) and sample.type in ("null", "string"):
@@ -171,7 +171,7 @@ def _role_of(sample: ColumnSample, source: str) -> tuple[Role, str]:
 
 
 def _completed(column: ColumnSchema, sample: ColumnSample, source: str) -> ColumnSchema:
-    """Returns a column with what its role needs to know of its cells."""
+    """Returns a column with the properties of its cells that its role needs."""
     column.check_role(source)
     if column.role == "number":
         return _with_transform(column, sample)

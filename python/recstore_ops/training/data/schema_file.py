@@ -112,7 +112,7 @@ def _check_value(name: str, value: Any, where: str) -> None:
 
 
 def _check_needs(column: ColumnSchema, where: str) -> None:
-    """Refuses a column without what its role needs, or with what it does not take."""
+    """Refuses a column that lacks a key its role needs, or has one that it does not take."""
     needs = _needs(column)
     for name in ("transform", "mean", "deviation", "separator", "size", "negative", "positive", "threshold", "unit"):
         is_given = getattr(column, name) is not None
@@ -151,12 +151,12 @@ _ROWS_THAT_TELL = 1000
 
 
 def schema_table(schema: Schema, samples: Sequence[ColumnSample], title: str) -> Table:
-    """Returns a line a column: role, type, what becomes of it, an example, and figures of the sample.
+    """Returns a line a column: role, type, its rule, an example, and figures of the sample.
 
     Args:
         schema: of the columns.
-        samples: the columns that were looked at.
-        title: where they come from.
+        samples: the sampled columns.
+        title: the source of the columns.
     """
     # Whatever stands in files is no markup.
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)

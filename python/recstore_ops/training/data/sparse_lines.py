@@ -1,4 +1,4 @@
-"""What libsvm and libffm lines have in common: `label feature feature ...`, a feature being numbers joined by colons.
+"""The common form of libsvm and libffm lines: `label feature feature ...`, a feature being numbers joined by colons.
 
 Parts are separated by spaces or tabs. A label is 0, 1, or -1, which counts as 0: others, such as ratings, are refused.
 An id may be any int64; an unsigned 64-bit hash is taken as its int64 bits.
@@ -172,7 +172,7 @@ class LibsvmFormat:
     Args:
         num_fields: features of every row, each a field of its own; None takes all features as one field.
         reason: why there are that many, for messages.
-        group_name: `QUERY` where the query of each row is its group; None passes it over.
+        group_name: `QUERY` if the query of each row is its group; None ignores it.
     """
 
     name = "libsvm"

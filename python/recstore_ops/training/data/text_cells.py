@@ -41,7 +41,7 @@ def values_of_hashes(hashes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def text_places(cells: pa.Array) -> NDArray[np.signedinteger]:
-    """Returns where each of N strings begins among the characters, and where the last ends, [N + 1]."""
+    """Returns the place of each of N strings among the characters, and the end of the last, [N + 1]."""
     width = np.int32 if types.is_string(cells.type) else np.int64
     return np.frombuffer(cells.buffers()[1], dtype=width)[cells.offset : cells.offset + len(cells) + 1]
 
@@ -72,8 +72,8 @@ _LEADING_ZERO = r"^-?0\d"
 def guess_cells(cells: pa.Array) -> pa.Array:
     """Returns text as the first of integers, numbers, booleans and times that all cells are; if none, as it is.
 
-    Cells that are missing are of any type; where all are, the type is Arrow's null. Where nearly all cells are numbers
-    and some have a fraction, all others are taken for missing.
+    Missing cells fit any type; if all cells are missing, the type is Arrow's null. If nearly all cells are numbers and
+    some have a fraction, all others are taken for missing.
     """
     cells = pc.cast(cells, pa.string())
     there = _nulled(cells)
@@ -130,7 +130,7 @@ def read_cells(cells: pa.Array, type: str) -> tuple[pa.Array, dict[int, str]]:
 
 
 def _one_by_one(cells: pa.Array, type: str, convert: Callable[[pa.Array], pa.Array]) -> tuple[pa.Array, dict[int, str]]:
-    """Converts each half alone where both together do not convert, down to the bad cells."""
+    """Converts each half alone if both together do not convert, down to the bad cells."""
     if len(cells) == 1:
         try:
             return convert(pc.utf8_trim_whitespace(cells)), {}
@@ -181,7 +181,7 @@ def _days(cells: pa.Array) -> pa.Array:
 
 
 def _times(cells: pa.Array) -> pa.Array:
-    """Times of UTC in microseconds; those without a zone are of UTC."""
+    """Times in UTC, in microseconds; those without a zone are taken as UTC."""
     for pattern, put in _ISO:
         cells = pc.replace_substring_regex(cells, pattern, put)
     return pc.cast(cells, pa.timestamp("us", "UTC"))

@@ -154,8 +154,8 @@ class TextRows(RowSource):
         on_bad_line: "stop" raises at the first bad line; "skip" counts it and goes on.
         ignore_values: every value is taken as 1 (bad values stay bad lines).
 
-    Iterating raises ValueError, naming file and line, at a bad line or a damaged compressed stream, and, naming the
-    file, where a file has no row or the header of other columns.
+    Iterating raises ValueError, naming file and line, at a bad line or a damaged compressed stream. It also raises
+    ValueError, naming the file, if a file has no row or the header of other columns.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ def _parse_good_lines(
     parse: Callable[[bytes], Batch],
     on_bad: Callable[[int, bytes], None],
 ) -> Iterator[Batch]:
-    """Parses all lines together or, where that fails, each half alone, down to the bad lines."""
+    """Parses all lines together or, if that fails, each half alone, down to the bad lines."""
     try:
         batch = parse(text)
     except ValueError:
@@ -321,7 +321,7 @@ def _parse_good_lines(
 
 
 def _middle(text: bytes) -> int:
-    """Returns the place near the middle where a line begins; 0 if there is but one line."""
+    """Returns the beginning of a line near the middle; 0 if there is only one line."""
     last = len(text) - 1
     after = text.find(b"\n", len(text) // 2, last) + 1
     return after or text.rfind(b"\n", 0, last) + 1

@@ -42,8 +42,8 @@ class CalibrationBins:
 def calibration_bins(scores: Scores, bins: int = 20) -> CalibrationBins:
     """Bins rows by predicted probability into at most `bins` bins of equal numbers of rows.
 
-    Equal predictions are never split, for nothing would say which of them belongs where: they all go to the bin in
-    which the middle one of them lies. So bins are unequal, and fewer, where many predictions are equal.
+    Equal predictions are never split, because any split would be arbitrary: they all go to the bin of the middle one.
+    So if many predictions are equal, there are fewer bins, of unequal sizes.
 
     Raises:
         ValueError: there are no rows.

@@ -26,14 +26,14 @@ _NO_VALUE = "(no value)"
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model says of B rows, beside what they are.
+    """The predictions of a model for B rows, with the rows' labels.
 
     Attributes:
         labels: float32 [B], each 0 or 1.
         logits: float32 [B].
         segments: int64 [B], the group of each row, or the id that it has in one field; None without either.
         in_segment: bool [B], whether the row has such an id at all; None together with `segments`.
-        texts: what segments stand for, where they stand for text; None for none.
+        texts: the text of each segment, if segments stand for text; else None.
     """
 
     labels: Tensor
@@ -46,14 +46,14 @@ class Scores:
         return self.labels.numel()
 
     def with_texts(self, texts: Mapping[int, str]) -> Scores:
-        """Returns the same scores with the texts that their segments stand for, of those that are given."""
+        """Returns the same scores with those of the given texts that their segments stand for."""
         if self.segments is None or not texts:
             return self
         there = self.segments.unique().tolist()
         return replace(self, texts={segment: texts[segment] for segment in there if segment in texts})
 
     def with_rows_of_no_segment(self) -> Scores:
-        """Returns the same scores with the rows in no segment, if there are some, in one that is called so."""
+        """Returns the same scores with the rows without a segment, if any, in a segment named so."""
         if self.segments is None or self.in_segment is None or bool(self.in_segment.all()):
             return self
         segments = self.segments.masked_fill(~self.in_segment, NO_GROUP)
@@ -71,7 +71,7 @@ class Evaluation:
 
     Attributes:
         rows, positives: how many.
-        auc: nan where only one class is present, and for models that retrieve.
+        auc: nan if only one class is present, and for models that retrieve.
         logloss: in nats; of models that retrieve, the mean over positive rows of -log p(item | query) among all
             candidates.
         calibration: mean predicted probability divided by the share of positives, 1 is right; nan without positives.
@@ -112,13 +112,13 @@ class Evaluation:
         return math.isnan(self.auc) and self.recall is None
 
     def figures(self) -> dict[str, float]:
-        """Returns what the model is judged by, by name in `FIGURE_TITLES`; nan where one is undefined."""
+        """Returns the figures that the model is judged by, by name in `FIGURE_TITLES`; nan for an undefined one."""
         if self.recall is not None and self.ndcg is not None:
             return {"logloss": self.logloss, "recall_at_10": self.recall, "ndcg_at_10": self.ndcg}
         return {"logloss": self.logloss, "auc": self.auc, "calibration": self.calibration}
 
     def as_json(self) -> dict[str, Any]:
-        """Returns rows and figures; None where one is undefined."""
+        """Returns rows and figures; None for an undefined figure."""
         figures = {name: None if math.isnan(figure) else figure for name, figure in self.figures().items()}
         return {"rows": self.rows, **figures}
 
@@ -131,7 +131,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Evaluation:
 def predict(model: nn.Module, batches: Iterable[Batch], *, segment_field: int | None = None) -> Scores:
     """Returns the scores of all rows in order; keeps 8 bytes a row, and 9 more with segments.
 
-    Segments are the ids of a field, or the groups of the rows where they have some and no field is given.
+    Segments are the ids of a field. If no field is given, they are the groups of the rows, if rows have groups.
 
     The model is called as `model(batch)` in evaluation mode and without gradients, and gives logits [B].
 

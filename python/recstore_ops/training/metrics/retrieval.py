@@ -327,7 +327,7 @@ def _cut(batch: Batch, num_rows: int) -> Iterable[Batch]:
 
 @contextmanager
 def _evaluating(retriever: Any) -> Any:
-    """In evaluation mode and without gradients, where the retriever is a module."""
+    """Runs the block without gradients, and in evaluation mode if the retriever is a module."""
     was_training = isinstance(retriever, nn.Module) and retriever.training
     if was_training:
         retriever.eval()

@@ -57,13 +57,13 @@ class SegmentFigures:
 
     Attributes:
         ids, rows, positives: int64 [S].
-        auc: float64 [S], nan where a segment has one class only.
+        auc: float64 [S], nan for a segment with one class only.
         logloss: float64 [S], in nats.
         calibration: float64 [S], mean predicted probability divided by the share of positives; nan without positives.
         prediction: float64 [S], the mean predicted probability.
         recall, ndcg: float64 [S], of the positive rows in the segment's rows by their logits, at `RANKED_ROWS`; nan
-            without positives. Definition and ties are those of `ranking_at`.
-        texts: what ids stand for, where they stand for text.
+            without positives. Defined as in `ranking_at`, with the same treatment of ties.
+        texts: the text of each id, if ids stand for text.
     """
 
     ids: NDArray[np.int64]
@@ -81,7 +81,7 @@ class SegmentFigures:
         return self.ids.size
 
     def names(self, most: int | None = None) -> list[str]:
-        """Returns the text of each segment, or its id in digits; of so many at most."""
+        """Returns the text of each of at most `most` segments, or its id in digits."""
         return [self.texts.get(segment, str(segment)) for segment in self.ids[:most].tolist()]
 
     def positive_shares(self) -> NDArray[np.float64]:
@@ -92,8 +92,8 @@ class SegmentFigures:
         """Returns the segments in another order; those without the figure come last, and equal ones stay.
 
         Args:
-            order: "rows" is most first; "logloss" highest first; "auc" lowest first; "error" has those first where
-                the sum of the predictions is furthest from the number of positive rows; "value" is by id.
+            order: "rows" is most first; "logloss" highest first; "auc" lowest first; "error" the greatest difference
+                first between the sum of the predictions and the number of positive rows; "value" is by id.
         """
         keys = {
             "value": self.ids,
@@ -105,7 +105,7 @@ class SegmentFigures:
         return self._taken(np.argsort(keys[order], kind="stable"))
 
     def mean_ranking(self) -> tuple[float, float]:
-        """Returns recall and NDCG, each the mean over the segments with positive rows; nan where none has one."""
+        """Returns recall and NDCG, each the mean over the segments with positive rows; nan if there is none."""
         asked = self.positives > 0
         if not asked.any():
             return math.nan, math.nan
@@ -116,7 +116,7 @@ class SegmentFigures:
         return SegmentFigures(**arrays, texts=self.texts)
 
     def weighted_auc(self) -> float:
-        """Returns the mean AUC of the segments that have one, weighted by their rows; nan where none has.
+        """Returns the mean AUC of the segments that have one, weighted by their rows; nan if none has.
 
         Called GAUC, or user-weighted AUC. It ranks within segments only: knowing which users click most gains nothing.
 

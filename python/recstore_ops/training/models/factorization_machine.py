@@ -44,7 +44,7 @@ class FactorizationMachine(nn.Module):
         return weighted(self.v(batch.ids), batch)
 
     def logits(self, batch: Batch, factors_ND: Tensor) -> Tensor:
-        """Returns logits, float32 [B], for whoever needs the factors too."""
+        """Returns logits, float32 [B], from factors that the caller needs too."""
         return self.linear(batch) + sum_over_pairs(factors_ND, batch)
 
 

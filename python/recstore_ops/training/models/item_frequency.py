@@ -5,8 +5,8 @@ keeps the last batch with it and a moving mean of these gaps. Items that share a
 are, so an item has one bucket under each of several hash functions, and the longest of their mean gaps counts.
 
 Source: Yi et al. 2019, "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", algorithm 2,
-and the end of section 4 for several hash functions. Beyond that, the mean of an item's first 1 / alpha gaps weighs all
-of them alike, so that no estimate leans towards where it began.
+and the end of section 4 for several hash functions. In addition, the mean of an item's first 1 / alpha gaps weighs all
+of them alike, so that no estimate is biased towards its initial value.
 
 Shapes: C items, H hash functions, M buckets.
 """

@@ -1,4 +1,4 @@
-"""What holds a model's tables: this package's store, or `torch.nn.Embedding` to compare with.
+"""The tables of a model: in this package's store, or as `torch.nn.Embedding` to compare with.
 
 Models ask for their tables by name and take either. Both start with the same initial rows.
 """

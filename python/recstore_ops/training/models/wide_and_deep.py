@@ -1,7 +1,8 @@
 """Wide & Deep: a linear model over features and crosses of them, and a perceptron over embeddings, logits added.
 
-A cross is one more feature, on where two fields have two given ids. Its id is a hash of both, which a table of an open
-vocabulary takes as it is: no pair needs to be known beforehand, and two pairs share a weight with probability 2^-64.
+A cross is one more feature, which is 1 if two fields have two given ids. Its id is a hash of both. A table with an
+open vocabulary takes it as it is: no pair needs to be known beforehand, and two pairs share a weight with probability
+2^-64.
 
 Source: Cheng et al. 2016, "Wide & Deep Learning for Recommender Systems", section 3.
 """

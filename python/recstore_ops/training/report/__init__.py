@@ -1,1 +1,1 @@
-"""What a run shows and leaves: the terminal, records, plots, TensorBoard events, comparisons."""
+"""The output of a run: the terminal, records, plots, TensorBoard events, comparisons."""

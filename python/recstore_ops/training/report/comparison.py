@@ -107,7 +107,7 @@ _MEANT_TO_DIFFER = ("tables",)
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the report: a figure of both runs, None where a run has none."""
+    """A line of the report: a figure of both runs, None for a run without it."""
 
     name: str
     ours: float | None

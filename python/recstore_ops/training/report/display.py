@@ -1,6 +1,6 @@
 """Shows a run: one line of figures an evaluation, and a progress bar on the standard error.
 
-Where the standard error is neither a terminal nor a notebook there is no bar, and nothing is written but the lines.
+If the standard error is neither a terminal nor a notebook, there is no bar, and only the lines are written.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def _columns(figures: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
 
 
 class Display:
-    """Is told of what happens in the training loop and writes to a console; a context manager.
+    """Observes the training loop and writes to a console; a context manager.
 
     Args:
         console: to write to.
-        epochs: that the run has at most.
+        epochs: the most epochs of the run.
         retrieves: whether the model is one that retrieves.
-        bar_file: where the bar is drawn; by default on the standard error, if a person sees it.
+        bar_file: the file for the bar; by default the standard error, if a person sees it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Display:
         self._bar.close()
 
     def on_batch(self, epoch: int, rows: int, expected_rows: int | None, loss: float) -> None:
-        """Moves the bar, which is drawn again ten times a second only."""
+        """Moves the bar, which is redrawn at most ten times a second."""
         bar = self._bar
         if bar.disable:
             return
@@ -115,12 +115,12 @@ class Display:
             self._bar.reset()
 
     def on_file(self, path: Path) -> None:
-        """Shows beside the bar which file the run is at."""
+        """Shows beside the bar which file the run works on."""
         self._file = path.name
         self._bar.set_description(f"evaluating {path.name}")
 
     def on_waiting(self, directory: Path) -> None:
-        """Shows that the run waits for a file; where there is no bar, says so the first time."""
+        """Shows that the run waits for a file; without a bar, writes it the first time only."""
         self._bar.set_description(f"waiting for files in {directory}")
         if self._bar.disable and "waiting" not in self._noted:
             self._noted.add("waiting")

@@ -83,14 +83,14 @@ img { background: white; height: auto; max-width: 100%; }
 
 @dataclass(frozen=True)
 class RunPage:
-    """What stands on the page.
+    """The content of the page.
 
     Attributes:
         name: of the run.
-        config: what it was configured by.
+        config: its configuration.
         evaluations: in order.
         segments: figures by segment of each part at the best evaluation; none without segments.
-        schema: what the columns are for, where they have names.
+        schema: the roles of the columns, if they have names.
         plots: files of PNG, under their titles; those that are not there are left out.
     """
 

@@ -49,7 +49,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def finish(axes: Axes, legend: Literal["best", "center right"] = "best", **labels: str) -> None:
-    """Adds labels, grid and, where anything has one, a legend at that place."""
+    """Adds labels, a grid and, if anything is labelled, a legend at that place."""
     axes.set(**labels)
     axes.grid(alpha=0.3, which="major")
     axes.set_axisbelow(True)
@@ -58,7 +58,7 @@ def finish(axes: Axes, legend: Literal["best", "center right"] = "best", **label
 
 
 def marker_of(points: Sized) -> str:
-    """Returns the marker of a line: points are shown where they are few enough to be told apart."""
+    """Returns the marker of a line: points are shown if they are few enough to be distinguished."""
     return "." if len(points) <= _MOST_MARKERS else ""
 
 
@@ -70,7 +70,7 @@ def abbreviate(axis: Axis) -> None:
 
 
 def use_rows_axis(axes: Axes) -> None:
-    """Labels the x axis as training rows, abbreviated; it starts at 0."""
+    """Labels the x axis, which starts at 0, as training rows, abbreviated."""
     abbreviate(axes.xaxis)
     axes.set_xlabel("training rows")
     axes.set_xlim(left=0)
@@ -85,13 +85,13 @@ def show_at_least(axes: Axes, height: float) -> None:
 
 
 def rows_per_epoch(evaluations: Sequence[EvaluationRecord]) -> float | None:
-    """Returns the training rows of an epoch; None where no epoch was evaluated at its end."""
+    """Returns the training rows of an epoch; None if no epoch was evaluated at its end."""
     whole = [record.rows / record.epoch for record in evaluations if record.epoch and record.epoch == int(record.epoch)]
     return whole[-1] if whole else None
 
 
 def mark_epochs(panels: Sequence[Axes], evaluations: Sequence[EvaluationRecord]) -> None:
-    """Draws thin lines where epochs end, on all panels, and numbers them above the first."""
+    """Draws thin lines at the ends of epochs, on all panels, and numbers them above the first."""
     from matplotlib.ticker import FixedLocator
 
     per_epoch = rows_per_epoch(evaluations)
@@ -110,7 +110,7 @@ def mark_epochs(panels: Sequence[Axes], evaluations: Sequence[EvaluationRecord])
 
 
 def use_log_scale_where_wide(axes: Axes, values: ArrayLike) -> None:
-    """Takes a logarithmic y axis where the finite values span more than two decades and none is 0 or less."""
+    """Takes a logarithmic y axis if the finite values span more than two decades and none is 0 or less."""
     values = np.asarray(values, dtype=np.float64)
     values = values[np.isfinite(values)]
     if values.size and values.min() > 0 and values.max() > 100 * values.min():
@@ -207,7 +207,7 @@ _WINDOWS = 100
 def draw_learning_curve(
     path: Path, title: str, steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]
 ) -> None:
-    """Writes a PNG with logloss above and what else is judged by below; the best evaluation is marked on all."""
+    """Writes a PNG with logloss above and the other figures below; the best evaluation is marked on all."""
     names = _names_below(evaluations)
     figure = new_figure(8, 4.5 + 3 * len(names))
     figure.suptitle(title)
@@ -251,7 +251,7 @@ def _plot_training(axes: Axes, steps: Sequence[StepRecord], evaluations: Sequenc
 
 
 def running_mean(losses: NDArray[np.float64], weights: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Returns the weighted mean over the last `window` values, or all so far where they are fewer; all [N]."""
+    """Returns the weighted mean over the last `window` values, or over all so far if they are fewer; all [N]."""
     sums, totals = np.append(0, (losses * weights).cumsum()), np.append(0, weights.cumsum())
     stops = np.arange(1, losses.size + 1)
     starts = np.maximum(stops - window, 0)
@@ -289,7 +289,7 @@ def _text(figure: float) -> str:
 
 
 def _show_late_losses(axes: Axes, training_lines: int) -> None:
-    """Lets the first training losses leave the plot at its top where they would take more than half of it."""
+    """Cuts off the first training losses at the top of the plot if they would take more than half of it."""
     lines = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines]
     everything = np.concatenate(lines)
     use_log_scale_where_wide(axes, everything)
@@ -313,7 +313,7 @@ def _say_if_empty(axes: Axes, evaluations: Sequence[EvaluationRecord]) -> None:
 
 
 _ABOVE = 1.15
-"""Of the greatest value, the top of a plot."""
+"""The top of a plot, as a multiple of the greatest value."""
 
 
 def draw_table_growth(

@@ -1,7 +1,7 @@
 """A file of predictions, one line or row of it for each input row, in the order of the input.
 
-The columns are `row`, int64, the number of the row in its file from 0; `file`, where rows of several files are
-predicted; `probability`, float32; and `label`, int8, where rows have labels.
+The columns are `row`, int64, the number of the row in its file from 0; `file`, if rows of several files are predicted;
+`probability`, float32; and `label`, int8, if rows have labels.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def check_output(path: Path, *, replaces: bool) -> None:
 
 
 class PredictionsFile:
-    """Writes predictions as they come, beside the file's place, where it appears once all are written.
+    """Writes predictions as they come to a temporary file, which moves to its place once all are written.
 
-    A context manager: an error within leaves nothing behind, and an older file as it was.
+    A context manager: an error within it leaves no new file, and an older one unchanged.
 
     Args:
-        path: ends in .parquet or .csv, which says what is written; `check_output` has seen it.
+        path: ends in .parquet or .csv, which selects the format; checked by `check_output`.
         names_files: whether there is a column `file`.
         has_labels: whether there is a column `label`.
 
@@ -53,9 +53,9 @@ class PredictionsFile:
         """Appends the predictions of B rows.
 
         Args:
-            scores: what the model says of them.
+            scores: the model's predictions for them.
             first_row: the number of the first one.
-            file: that they are of; only where files are named.
+            file: the file of the rows; only if there is a column `file`.
         """
         columns = {
             "row": np.arange(first_row, first_row + len(scores), dtype=np.int64),
@@ -76,6 +76,6 @@ class PredictionsFile:
 
 
 def _labels(scores: Scores) -> pa.Array:
-    """The labels as integers; missing where a row has none."""
+    """The labels as integers; missing for a row without one."""
     labels = scores.labels.numpy()
     return pa.array(np.nan_to_num(labels).astype(np.int8), mask=np.isnan(labels))

@@ -20,7 +20,7 @@ def open_run(path: Path) -> Directory:
     """Opens the directory of a run, whose own path may be a link.
 
     Raises:
-        OSError: it is not there, or a link or something else lies where it and its checkpoints have files.
+        OSError: it is not there, or a link or something else takes the place of a file of it or its checkpoints.
     """
     run = Directory(path)
     try:
@@ -39,11 +39,11 @@ def open_run(path: Path) -> Directory:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What `config.json` and `metrics.jsonl` of a run hold.
+    """The contents of `config.json` and `metrics.jsonl` of a run.
 
     Attributes:
         name: of the run.
-        config: what it was configured by.
+        config: its configuration.
         events: the lines of `metrics.jsonl`, in order.
     """
 
@@ -71,7 +71,7 @@ class RecordedRun:
         return [line for line in self.events if line["event"] == event]
 
     def best_evaluation(self) -> dict[str, Any] | None:
-        """Returns the evaluation that `best_record` does; None if there is none."""
+        """Returns the same evaluation as `best_record`; None if there is none."""
         evaluations = self.of_kind("evaluation")
         validated = [line for line in evaluations if "validation_logloss" in line and "file" not in line]
         if validated:
@@ -79,7 +79,7 @@ class RecordedRun:
         return evaluations[-1] if evaluations else None
 
     def training_seconds(self) -> float | None:
-        """Returns the seconds spent in training; None without an evaluation, which is what counts them."""
+        """Returns the seconds spent in training; None without an evaluation, since evaluations record them."""
         evaluations = self.of_kind("evaluation")
         return sum(line["train_seconds"] for line in evaluations) if evaluations else None
 

@@ -1,4 +1,4 @@
-"""What a training run records; `metrics.jsonl` of a run holds one record a line, told apart by `event`."""
+"""The records of a training run; `metrics.jsonl` holds one a line, and `event` names its kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recstore_ops.training.metrics.evaluation import Evaluation
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What the steps since the last such record gave.
+    """The result of the steps since the last such record.
 
     Attributes:
         step: the number of steps so far, over all epochs.
@@ -40,7 +40,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """What the training since the last evaluation gave, and how good the model is now.
+    """The result of the training since the last evaluation, and the quality of the model now.
 
     Attributes:
         number: from 1.
@@ -51,8 +51,8 @@ class EvaluationRecord:
         train_rows, seconds: training rows since the last evaluation, and the time that they took.
         validation, test: None without such rows.
         table_rows: rows in all tables.
-        file: of a run that follows files, the one that it was trained on last. It is what `validation` is about, by the
-            model before it was trained on the file. None in other runs.
+        file: the file that a run that follows files was trained on last; None in other runs. `validation` is the
+            evaluation of this file by the model before it was trained on the file.
     """
 
     number: int
@@ -103,7 +103,7 @@ class EvaluationRecord:
 def best_record(records: list[EvaluationRecord]) -> EvaluationRecord:
     """Returns the evaluation of the lowest validation logloss; without validation rows the last.
 
-    It is the last of files that were followed too: each of those evaluations is about other rows.
+    For followed files it is the last too, because each of these evaluations is about other rows.
     """
     if records[-1].file is not None:
         return records[-1]

@@ -1,19 +1,19 @@
-"""The directory of a run, in which everything lies that it leaves.
+"""The directory of a run, which holds all of its output.
 
-- `config.json`: what it was configured by.
+- `config.json`: its configuration.
 - `rows.json`: the form of its rows; see `row_form`.
-- `metrics.jsonl`: one record a line, told apart by `event`: `vocabulary`, `steps`, `evaluation`, at the end `segments`,
-  `calibration` and `end`. A line is on disk as soon as it is recorded.
+- `metrics.jsonl`: one record a line; `event` names its kind: `vocabulary`, `steps`, `evaluation`, at the end
+  `segments`, `calibration` and `end`. A line is on disk as soon as it is recorded.
 - `learning_curve.png`: logloss and AUC over training rows.
 - `calibration.png`: predicted probabilities against observed shares, at the best evaluation.
 - `table_growth.png`: rows and memory of the tables over training rows.
 - `report.html`: all of that on one page that needs no other file, with the columns and the configuration.
-- `segments.csv`: figures by segment at the best evaluation, where segments were asked for.
+- `segments.csv`: figures by segment at the best evaluation, if segments were asked for.
 - `events.out.tfevents.*`: the same figures for TensorBoard.
-- `checkpoint`, `best`: directories of checkpoints, where the run is saved; see `run_checkpoints`.
+- `checkpoint`, `best`: directories of checkpoints, if the run is saved; see `run_checkpoints`.
 
-Plots are drawn at the end, also when that is an error or an interrupt. A run that ends before its first record or
-save leaves no directory, so that its name stays free.
+Plots are drawn at the end, also after an error or an interrupt. A run that ends before its first record or save leaves
+no directory, so its name stays free.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from recstore_ops.training.report.records import EvaluationRecord, StepRecord, b
 METRICS = "metrics.jsonl"
 
 _BEFORE_RECORDS = (CONFIG, FORM, SCHEMA, METRICS)
-"""What a run that has recorded nothing may have."""
+"""The files that a run may have before its first record."""
 
 
 class RunConfig(Protocol):
-    """What a run is configured by."""
+    """The configuration of a run."""
 
     @property
     def model(self) -> str:
-        """Names the run where nobody does."""
+        """The name of the model; a run without a name is called after it."""
         ...
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what `config.json` is to hold."""
+        """Returns the content of `config.json`."""
         ...
 
 
@@ -67,13 +67,12 @@ class RunDirectory:
 
     Args:
         name: None takes the model's name and the time, with a number behind it if that is taken.
-        resume: takes the directory of a run that goes on; before anything is recorded, `restore` or `restart` is to be
-            called.
+        resume: takes the directory of a run to resume; call `restore` or `restart` before anything is recorded.
 
     Raises:
-        ValueError: the directory exists; a run never writes into another run's directory. Or the
-            name is not a plain directory name. To resume: there is no such run, it was configured otherwise, or
-            another process is writing it.
+        ValueError: the directory exists (a run never writes into another run's directory), or the name is not a plain
+            directory name. With `resume`: the run is not found, its configuration differs, or another process is
+            writing it.
     """
 
     def __init__(self, runs_dir: Path, name: str | None, config: RunConfig, *, resume: bool = False) -> None:
@@ -99,7 +98,7 @@ class RunDirectory:
         return self.path.name
 
     def state_dict(self, *, with_scores: bool) -> dict[str, Any]:
-        """Returns what was recorded so far, for `restore`; the lines of `metrics.jsonl` are made to survive a crash.
+        """Returns what was recorded so far, for `restore`; syncs the lines of `metrics.jsonl` to disk.
 
         Args:
             with_scores: whether to return the scores of the best evaluation too.
@@ -113,7 +112,7 @@ class RunDirectory:
         return {**state, "scores": scores if with_scores else None}
 
     def restart(self) -> None:
-        """Forgets what was recorded, to begin anew."""
+        """Discards all records, to begin anew."""
         self._cut_metrics(0)
         self._event_file = EventFile(self.path, self._config, last_step=0)
 
@@ -124,10 +123,10 @@ class RunDirectory:
         scores: dict[str, dict[str, Any]],
         last_step: int,
     ) -> None:
-        """Goes on from what `state_dict` returned; forgets what was recorded later.
+        """Resumes from a result of `state_dict`; discards later records.
 
         Args:
-            state: what was returned.
+            state: the result.
             evaluations: recorded until then.
             scores: those returned at the best of them; none without any.
             last_step: the last step until then.
@@ -143,7 +142,7 @@ class RunDirectory:
         self._event_file = EventFile(self.path, self._config, last_step=last_step)
 
     def record_steps(self, record: StepRecord) -> None:
-        """Records what some steps gave."""
+        """Records the result of some steps."""
         assert self._event_file is not None, "restore or restart comes first"
         self._steps.append(record)
         self.record_event(**record.as_json())
@@ -165,10 +164,10 @@ class RunDirectory:
             file.write(f"{line}\n".encode())
 
     def keep_schema(self, schema: Schema) -> None:
-        """Writes what the columns are for to `schema.toml`; a run that goes on has it already.
+        """Writes the roles of the columns to `schema.toml`; a resumed run has it already.
 
         Raises:
-            ValueError: the run began with another one.
+            ValueError: the run began with another schema.
         """
         path = self.path / SCHEMA
         if not path.exists():
@@ -214,7 +213,7 @@ class RunDirectory:
         self.record_event("end", seconds=seconds, finished=finished)
 
     def _remove(self) -> None:
-        """Removes the directory of a run that has recorded nothing, unless somebody else's files are in it."""
+        """Removes the directory of a run that has recorded nothing, unless it has other files."""
         for name in self._files.names():
             if name in _BEFORE_RECORDS or name.startswith("events.out.tfevents."):
                 self._files.remove_file(name)
@@ -317,7 +316,7 @@ def _find_directory(runs_dir: Path, name: str | None) -> Path:
 
 
 def _check_config(run: Directory, config: dict[str, Any]) -> None:
-    """Raises ValueError naming the first option of a run that differs, OSError where the file is damaged."""
+    """Raises ValueError naming the first option of a run that differs, OSError if the file is damaged."""
     path = run.path
     try:
         before = json.loads(run.read(CONFIG))

@@ -1,4 +1,4 @@
-"""Makes the model that a run trains, as it begins, and says in the end what became of the rows that it began with."""
+"""Builds the model that a run trains, and reports at the end how the rows that it began with have changed."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _Noted = tuple[NDArray[np.int64], NDArray[np.uint64]]
 
 @dataclass(frozen=True)
 class RowChanges:
-    """What changed in a table.
+    """The changes of a table between two moments.
 
     Attributes:
         table: its name.
         before, after: rows at the two moments.
-        new: rows that were not there before.
-        gone: rows that are not there any more.
+        new: rows that were added.
+        gone: rows that were removed.
         moved: rows that stayed and have other values.
     """
 
@@ -56,7 +56,7 @@ class RowChanges:
     moved: int
 
     def as_text(self) -> str:
-        """Says it in a line."""
+        """Describes the changes in a line."""
         return (
             f"table {self.table}: {self.before:,} rows before, {self.new:,} new, {self.gone:,} gone, "
             f"{self.moved:,} moved, {self.after:,} now"
@@ -87,7 +87,7 @@ class RowsBefore:
 
     @classmethod
     def read(cls, directory: Path) -> RowsBefore:
-        """Reads all parts; there are no rows where none was written."""
+        """Reads all parts; returns no rows if no part was written."""
         parts: dict[str, list[_Noted]] = {}
         for path in sorted(directory.glob(f"{_NOTED}*.npz")):
             with np.load(io.BytesIO(read_file(path))) as part:
@@ -142,8 +142,8 @@ class Begun:
     Attributes:
         job: the processes that train together.
         rows_before: those of this process that it began with; None if it began anew.
-        start: what optimizers outside tables begin with.
-        note: what it began with, in a sentence.
+        start: the initial state of optimizers outside tables.
+        note: the run's beginning, in a sentence.
     """
 
     job: Job
@@ -152,7 +152,7 @@ class Begun:
     note: str | None = None
 
     def changes(self, model: nn.Module) -> list[RowChanges]:
-        """Returns what became of the rows of each table, those of all processes together; all of them call it."""
+        """Returns the changes of each table, summed over all processes; all of them call it."""
         if self.rows_before is None:
             return []
         return [_of_all(self.job, changes) for changes in self.rows_before.changes(tables_of(model))]
@@ -174,10 +174,10 @@ def begin(
         config: of the run.
         rows: the training rows.
         job: the processes that train together; all call it.
-        run: the run's directory, which keeps what it began with.
-        is_new: whether the run does not go on from a save of its own.
-        replaces: whether rows that tables of these names have already are given up.
-        vocabulary: the ids, where tables are `nn.Embedding`.
+        run: the run's directory, which keeps the rows that the run began with.
+        is_new: whether the run does not resume from a save of its own.
+        replaces: whether to overwrite rows that tables of these names have already.
+        vocabulary: the ids, if tables are `nn.Embedding`.
 
     Raises:
         ValueError, OSError: as `OtherRun` and `build_model`.

@@ -59,10 +59,10 @@ def build_model(
 
     Args:
         rows: whose fields and dense features the model is for.
-        vocabulary: the ids, where tables are `nn.Embedding`.
+        vocabulary: the ids, if tables are `nn.Embedding`.
         process_group: the processes over which tables of the store are sharded.
-        existing: what becomes of tables `<name>/...` that are there: "refuse" raises if one of the model's has rows,
-            "drop" drops all of them before, "keep" goes on with them.
+        existing: how to treat existing tables `<name>/...`: "refuse" raises if one of the model's has rows, "drop"
+            drops all of them before, "keep" continues with them.
 
     Raises:
         ValueError: an option names a field that the rows lack, or such a table has rows already, so that training would

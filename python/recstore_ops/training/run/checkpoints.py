@@ -1,9 +1,9 @@
-"""Checkpoints of a training run, from which it goes on.
+"""Checkpoints of a training run, from which it resumes.
 
-A run's directory has two directories of checkpoints: `checkpoint`, of the run's last save, and `best`, of its best
-evaluation. Each is one of `recstore_ops.checkpoint`, with a further file a snapshot: what the run knows besides the
-tables. That file is written first, under a new name, which the snapshot's metadata holds: there is never one without
-the other.
+A run's directory has two directories of checkpoints: `checkpoint` for the run's last save, and `best` for its best
+evaluation. Each is a checkpoint of `recstore_ops.checkpoint` with one more file for each snapshot: the state of the
+run besides the tables. That file is written first, under a new name, which the snapshot's metadata holds. So neither
+is ever there without the other.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _NOTE = "-unfinished.json"
 
 
 def mirror_checkpoint(source: Path, target: Path) -> None:
-    """Makes `target` hold what the checkpoint directory `source` does, by hard links where the file system has them.
+    """Makes `target` a copy of the checkpoint directory `source`, by hard links if the file system supports them.
 
-    Files of a checkpoint never change, and the manifest is replaced in one move: `target` holds its old checkpoint or
-    the new one, whenever this ends. What it lists no longer is removed, and nothing else. Nobody else may write to
-    either meanwhile.
+    Files of a checkpoint never change, and the manifest is replaced atomically: `target` holds its old checkpoint or
+    the new one, whenever this ends. Only files that the manifest no longer lists are removed. No other process may
+    write to either directory meanwhile.
 
     Raises:
-        OSError: a file cannot be read or written, or is none.
+        OSError: a file cannot be read or written, or is not a regular file.
     """
     with Directory(source.parent) as run, run.subdirectory(source.name) as old, Directory(target.parent) as run:
         _mirror(old, run.create_subdirectory(target.name))
@@ -66,7 +66,7 @@ def _mirror(source: Directory, target: Directory) -> None:
 
 
 def snapshots_of(directory: Directory) -> list[dict[str, Any]]:
-    """The snapshots of a run's checkpoint directory, the newest last; none where no save has ended yet.
+    """The snapshots of a run's checkpoint directory, the newest last; empty if no save has ended yet.
 
     Raises:
         OSError: the manifest is damaged.
@@ -100,7 +100,7 @@ def _files_of(snapshot: dict[str, Any]) -> Iterator[str]:
 
 
 def _remove_unneeded(directory: Directory) -> None:
-    """Removes what notes list and the manifest does not, and then the notes."""
+    """Removes files that notes list and the manifest does not, and then the notes."""
     notes = [(name, _noted(directory, name)) for name in directory.names() if name.endswith(_NOTE)]
     needed = files_of(directory)
     for note, files in notes:
@@ -114,7 +114,7 @@ def _remove_unneeded(directory: Directory) -> None:
 
 
 def _noted(directory: Directory, name: str) -> set[str] | None:
-    """The files that a note lists; None where a file only has the name of one."""
+    """The files that a note lists; None if the file is not a note despite its name."""
     try:
         note = json.loads(directory.read(name))
         return set(note["files"]) if (note["format"], note["version"]) == (_FORMAT, _VERSION) else None
@@ -137,20 +137,20 @@ def _link(source: Directory, target: Directory, name: str) -> None:
 State = dict[str, Any]
 
 DENSE = "dense-"
-"""How the names begin of files with what the run knows besides the tables."""
+"""The prefix of the names of files with the state of the run besides the tables."""
 
 _DENSE_NAME = re.compile(rf"{DENSE}[0-9a-f]{{16}}\.pt")
 
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """How a run is saved, and what it takes the place of.
+    """How a run is saved, and whether it resumes or overwrites tables.
 
     Attributes:
-        every: steps between saves, beside those at the end of each epoch; None saves at these only.
-        keep: how many full snapshots stay, with the deltas that follow them.
-        resume: go on from the last save.
-        replace_tables: give up the rows that tables of the run's names have already, as they may on servers.
+        every: steps between saves, besides those at the end of each epoch; None saves at these only.
+        keep: how many full snapshots to keep, with the deltas that follow them.
+        resume: resume from the last save.
+        replace_tables: overwrite the rows that tables of the run's names have already, as they may on servers.
 
     Raises:
         ValueError: a number is below 1.
@@ -168,11 +168,11 @@ class SaveOptions:
 
 
 class RunCheckpoints:
-    """Saves a run and gives back what was saved.
+    """Saves a run and restores its saves.
 
     Args:
         path: the run's directory.
-        run: what it has recorded is saved too.
+        run: its records are saved too.
         options: how.
         stop: asks the run to end.
     """
@@ -274,7 +274,7 @@ class RunCheckpoints:
         self._load_tables(self.best_path, names)
 
     def keep_best(self) -> None:
-        """Keeps the last save, which is of the best evaluation, as such, if the run ended before it had."""
+        """Copies the last save to `best`, if the run ended before it did; for a save of the best evaluation."""
         mirror_checkpoint(self.path, self.best_path)
 
     def _load_tables(self, path: Path, names: Collection[str]) -> None:
@@ -291,13 +291,13 @@ class RunCheckpoints:
 
 
 def _opened(path: Path) -> Directory:
-    """Opens a directory of checkpoints in its run's; raises OSError where it is a link, or not there."""
+    """Opens a directory of checkpoints within its run's; raises OSError if it is a link, or not found."""
     with Directory(path.parent) as run:
         return run.subdirectory(path.name)
 
 
 def _snapshots(path: Path) -> list[dict[str, Any]]:
-    """The snapshots of a checkpoint directory, the newest last; none where no save has ended yet."""
+    """The snapshots of a checkpoint directory, the newest last; empty if no save has ended yet."""
     try:
         with _opened(path) as directory:
             return snapshots_of(directory)
@@ -325,7 +325,7 @@ def write_state(path: Path, state: State) -> None:
 
 
 def saved_tables(path: Path) -> tuple[str, ...]:
-    """Returns the names of the tables in the newest snapshot of a checkpoint directory; none where there is none.
+    """Returns the names of the tables in the newest snapshot of a checkpoint directory; empty without a snapshot.
 
     Raises:
         OSError: the manifest is damaged.
@@ -335,7 +335,7 @@ def saved_tables(path: Path) -> tuple[str, ...]:
 
 
 def read_state(path: Path) -> State | None:
-    """Returns what the newest snapshot of a checkpoint directory holds besides tables; None where there is none.
+    """Returns the state besides tables in the newest snapshot of a checkpoint directory; None without a snapshot.
 
     Raises:
         OSError: a file is missing or damaged.
@@ -355,7 +355,7 @@ def read_state(path: Path) -> State | None:
 
 @contextmanager
 def as_os_error(what: str) -> Iterator[None]:
-    """Says what could not be done as the command line says it, in one sentence."""
+    """Raises the block's errors as OSError, in one sentence as the command line prints it."""
     try:
         yield
     except RuntimeError as error:
@@ -363,13 +363,13 @@ def as_os_error(what: str) -> Iterator[None]:
 
 
 class ShardedRunCheckpoints(RunCheckpoints):
-    """Saves a run together with the other processes and gives back what was saved, to any number of them.
+    """Saves a run together with the other processes, and restores its saves in any number of them.
 
-    All processes call each method but `keep_best` together.
+    All processes call each method except `keep_best` together.
 
     Args:
         path: the run's directory, which all processes see.
-        run: what the first process writes there; None in the others.
+        run: the records of the run, in the first process; None in the others.
         options, stop: as in `RunCheckpoints`.
         job: the processes.
     """
@@ -400,7 +400,7 @@ class ShardedRunCheckpoints(RunCheckpoints):
         self._job.told_by_first(None)  # Nobody goes on before all is in its place.
 
     def _write(self, name: str, state: State, is_best: bool) -> str | None:
-        """Writes what is not in tables; returns what was in the way."""
+        """Writes the state besides tables; returns the error, if any."""
         assert self._run is not None, "in the first process"
         try:
             write_state(

@@ -1,4 +1,4 @@
-"""What may be chosen in a configuration: names of models, their defaults, the options that they take."""
+"""The choices of a configuration: names of models, their defaults, the options that they take."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a training run is configured by; `config.json` of a run is exactly this.
+"""The configuration of a training run, which `config.json` of a run holds.
 
-Each field has its option of `recstore train` and its bounds in its type.
+The type of each field has its option of `recstore train` and its bounds.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class TrainingConfig(ModelConfig, InputConfig):
     Those of its input are the attributes of `InputConfig`, those of its model and tables the ones of `ModelConfig`.
 
     Attributes:
-        optimizer: the rule by which the tables are stepped.
-        lr: learning rate, or FTRL's alpha; None takes that of the optimizer.
+        optimizer: the optimizer of the tables.
+        lr: learning rate, or FTRL's alpha; None takes the optimizer's default.
         beta, l1, l2: of FTRL; default 1, 0, 0.
-        weight_decay: of all but the rules of AdaGrad and FTRL; None takes the store's default.
+        weight_decay: for all optimizers except AdaGrad's and FTRL's rules; None takes the store's default.
         convention: of adagrad and rowwise_adagrad, "recstore" or "torch"; None takes the first, as tables do.
         optimizer_options: further arguments of the rule, as `{"momentum": 0.9}`.
         dense_optimizer: the name of an optimizer of `torch.optim` for all parameters outside the tables; None takes
@@ -96,14 +96,14 @@ class TrainingConfig(ModelConfig, InputConfig):
         patience: stop after that many evaluations in a row without a lower validation logloss; None means 2 if there
             are validation rows; 0 never stops early.
         auc_by: the name of a field, a column, or `qid` of libsvm: AUC and more for each of its ids; None takes the
-            column of the role group, and `qid`, where there is one.
+            column of the role group, or `qid`, if there is one.
         log_every: steps between records of loss, speed and memory.
         cache_bytes: training rows, and test rows, are kept in memory if they need at most this.
         init_from: the directory of a run whose last save this one begins with: rows, parameters outside the tables,
             and perhaps optimizer state.
-        init_what: "rows" begins with new optimizer state; None takes that of the other run where both have one
+        init_what: "rows" begins with new optimizer state; None takes the other run's state if both runs have the same
             optimizer.
-        init_tables: the tables that begin so; without any, all.
+        init_tables: the tables that begin with its rows; empty for all.
 
     Raises:
         ValueError: a value is out of range, or an option has no meaning beside the others.
@@ -145,7 +145,7 @@ class TrainingConfig(ModelConfig, InputConfig):
     dense_optimizer: Annotated[
         str | None,
         Option(
-            "Of torch.optim, for all other parameters.",
+            "Optimizer of torch.optim for all other parameters.",
             _OPTIMIZER,
             shown="as tables",
             metavar="NAME",
@@ -166,8 +166,8 @@ class TrainingConfig(ModelConfig, InputConfig):
     schedule: Annotated[
         ScheduleName,
         Option(
-            "Of the learning rates: linear and cosine fall towards 0 over the run, exponential by epoch, plateau when "
-            "the validation logloss is no lower.",
+            "Schedule of the learning rates: linear and cosine fall towards 0 over the run, exponential by epoch, "
+            "plateau when the validation logloss is no lower.",
             _OPTIMIZER,
         ),
     ] = "constant"
@@ -191,7 +191,7 @@ class TrainingConfig(ModelConfig, InputConfig):
         Option("Keep the order of the file.", _LOOP, name="no-shuffle", type=bool, default=False, read=read_negated),
     ] = True
     shuffle_window: Annotated[int, Option("Rows held in memory to shuffle.", _LOOP), _AT_LEAST_ONE] = _SHUFFLE_WINDOW
-    seed: Annotated[int, Option("Of initial values, shuffling, splits and dropout.", _LOOP), _NOT_NEGATIVE] = 0
+    seed: Annotated[int, Option("Seed of initial values, shuffling, splits and dropout.", _LOOP), _NOT_NEGATIVE] = 0
     validation_fraction: Annotated[
         float | None,
         Option(
@@ -250,7 +250,7 @@ class TrainingConfig(ModelConfig, InputConfig):
     init_what: Annotated[
         InitWhat | None,
         Option(
-            "What of it.",
+            "The part of it to take.",
             _BEGINNING,
             shown="both of one optimizer, else rows",
         ),
@@ -258,7 +258,7 @@ class TrainingConfig(ModelConfig, InputConfig):
     init_tables: Annotated[
         tuple[str, ...],
         Option(
-            "A table to begin so, as v; may be repeated.",
+            "A table to take from it, as v; may be repeated.",
             _BEGINNING,
             name="init-table",
             shown="all",
@@ -460,7 +460,7 @@ class TrainingConfig(ModelConfig, InputConfig):
 
 
 def _as_tuples(value: Any) -> Any:
-    """JSON has lists where the configuration has tuples."""
+    """Turns the lists of JSON into the tuples of the configuration."""
     if isinstance(value, dict):
         return {name: _as_tuples(each) for name, each in value.items()}
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

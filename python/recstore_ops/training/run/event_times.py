@@ -1,4 +1,4 @@
-"""Which steps of a run were how long ago by the event times of its rows."""
+"""The age of a run's steps by the event times of its rows."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class _Stretch:
 
 
 class EventTimes:
-    """Says which step is the last one whose rows are too old, by the newest event time of all rows up to each step.
+    """Finds the last step whose rows are too old, by the newest event time of all rows up to each step.
 
-    Steps whose newest times lie within a thousandth of the time to live are one stretch, which is old when all of it
-    is. So rows stay by at most that part too long, and there are never more than about a thousand stretches.
+    Steps whose newest times lie within a thousandth of the time to live are one stretch. A stretch is old when all of
+    its steps are. So rows stay at most that much too long, and there are never more than about a thousand stretches.
 
     Args:
-        ttl: how old is too old; in the unit of the times.
+        ttl: the greatest age that is not too old, in the unit of the times.
     """
 
     def __init__(self, ttl: int) -> None:
@@ -79,7 +79,7 @@ class EventTimes:
 
 
 def times_before(state: dict[str, Any] | None, steps: int) -> dict[str, Any] | None:
-    """Returns the state of a run of so many steps as one that begins where it ended has it: steps up to 0."""
+    """Returns the state of a run of so many steps for a run that continues it: its steps are up to 0."""
     if state is None:
         return None
     return {"stretches": [(step - steps, newest, began) for step, newest, began in state["stretches"]]}
@@ -90,13 +90,13 @@ _DEFAULT_INTERVAL = 1000
 
 
 class TimeToLive:
-    """Takes rows away from tables whose last update is too old.
+    """Evicts rows of tables whose last update is too old.
 
     Args:
-        seconds: how old is too old; None takes no rows away.
-        interval: steps between two times that rows are taken away.
+        seconds: the time to live; None evicts no rows.
+        interval: steps between two evictions.
         tables: the names of tables whose `eviction` notes when rows are updated.
-        evict: takes away the rows of a table that no step has updated for more than so many.
+        evict: evicts the rows of a table that no step has updated for more than so many steps.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class TimeToLive:
 
     @classmethod
     def of(cls, config: TrainingConfig, model: nn.Module) -> TimeToLive:
-        """Returns the one that is configured for a model's tables; each process of several takes its own rows away."""
+        """Returns the one that is configured for a model's tables; each process of several evicts its own rows."""
         tables = [table.name for table in tables_of(model)] if config.ttl_time is not None else []
         return cls(config.ttl_time, config.eviction_interval or _DEFAULT_INTERVAL, tables, _evict)
 
     def after_step(self, step: int, batch: Batch) -> None:
-        """Takes the rows that a step was made with, and takes rows of tables away where that is due.
+        """Takes the rows of a step, and evicts rows of tables when that is due.
 
         Raises:
             ValueError: the rows have no event times.
@@ -131,11 +131,11 @@ class TimeToLive:
                 self._evict(table, step - old - 1)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Returns the event times of steps so far; None where rows do not leave by them."""
+        """Returns the event times of steps so far; None if rows are not evicted by them."""
         return None if self._times is None else self._times.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Goes on from what `state_dict` returned; from None it begins anew."""
+        """Resumes from a result of `state_dict`; None begins anew."""
         if self._times is not None and state is not None:
             self._times.load_state_dict(state)
 

@@ -43,7 +43,7 @@ class OverTensors(nn.Module):
         Args:
             ids: int64 [B, F]; with `lengths`, [N]: row by row, and field by field within a row.
             lengths: int64 [B, F], how many ids each field has.
-            values: float32, of the shape of `ids`; 1 where absent.
+            values: float32, of the shape of `ids`; None for ones.
             dense: float32 [B, J].
         """
         rows = ids.shape[0] if lengths is None else lengths.shape[0]
@@ -59,7 +59,7 @@ class OverTensors(nn.Module):
 
 
 def tensors_of(batch: Batch, like: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Returns what `OverTensors` takes for a batch, by name.
+    """Returns the arguments of `OverTensors` for a batch, by name.
 
     Args:
         batch: with or without lengths, values and dense features.
@@ -99,16 +99,16 @@ def export_run(
 ) -> Bundle:
     """Writes the model of a run as a bundle, and returns it, opened.
 
-    The bundle takes ids as [B, F] where the first rows have one id in every field, and bags of ids with lengths
-    elsewhere; values, where they have any that is not 1; dense features, where the run has them.
+    The bundle takes ids as [B, F] if the first rows have one id in every field, else bags of ids with lengths. It takes
+    values if one of the first rows has a value other than 1, and dense features if the run has them.
 
     Args:
         run: of `load`.
-        rows: like those that will be asked for; the first 4,096 are looked at, and are not kept.
+        rows: like the rows of later requests; the first 4,096 are examined, and are not kept.
         directory: of the bundle.
         encoding: how rows are kept, of all tables or by the names that the model calls them.
-        compiled: whether the program is compiled too; then it is the one that is returned.
-        replace: whether a bundle that is there may go.
+        compiled: whether to compile the program too; then the compiled one is returned.
+        replace: whether to overwrite an existing bundle.
 
     Raises:
         ValueError: there are fewer than two rows; further as `export`.
@@ -126,7 +126,7 @@ def first_rows(rows: Iterable[Batch]) -> Batch:
     """Returns the first 4,096 rows, or all if there are fewer.
 
     Raises:
-        ValueError: there are fewer than two, of which nobody could tell what varies.
+        ValueError: there are fewer than two rows, too few to see which sizes vary.
     """
     first = next(regroup(rows, EXAMPLE_ROWS), None)
     if first is None or len(first) < 2:

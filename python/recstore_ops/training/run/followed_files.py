@@ -20,14 +20,14 @@ from recstore_ops.training.run.training_input import TrainingInput, open_input
 
 
 class FilesObserver(Protocol):
-    """Whoever is shown what files come."""
+    """An observer of the files that arrive."""
 
     def on_file(self, path: Path) -> None:
-        """Called when a file's turn has come, before it is evaluated."""
+        """Called when a file is next, before it is evaluated."""
         ...
 
     def on_waiting(self, directory: Path) -> None:
-        """Called when there is no file to go on with."""
+        """Called when there is no file to continue with."""
         ...
 
     def note(self, text: str) -> None:
@@ -40,9 +40,9 @@ class FollowedFiles:
 
     Args:
         config: of the run.
-        options: how the directory is looked at.
+        options: how the directory is polled.
         stop: asks the run to end.
-        observer: is told of the files.
+        observer: its methods are called as files arrive.
 
     Raises:
         ValueError: there is no such directory.
@@ -61,11 +61,11 @@ class FollowedFiles:
         self._form: RowForm | None = None
 
     def begin(self, run: Path, *, is_new: bool) -> tuple[TrainingInput, RowForm]:
-        """Returns the form of all rows, and of the input of the first file what can be shown; it has no rows.
+        """Returns an input without rows, to show what is known of the first file, and the form of all rows.
 
         Args:
-            run: the directory of the run, which has the form already where the run goes on.
-            is_new: whether it does not; then this waits for the first file.
+            run: the directory of the run, which has the form already if the run is resumed.
+            is_new: whether the run is not resumed; then this waits for the first file.
 
         Raises:
             ValueError: no file came, or the first one cannot be read.
@@ -85,12 +85,12 @@ class FollowedFiles:
         return replace(first, train=_no_rows(self._form)), self._form
 
     def next(self) -> tuple[str, TrainingInput] | None:
-        """Waits for a file; returns its name and its rows, as those to train and those to validate on.
+        """Waits for a file; returns its name and its rows, both as training and as validation rows.
 
-        Returns None where the run is asked to end, or there is no file to come as the options say.
+        Returns None if the run is asked to end, or if the options say that no more files come.
 
         Raises:
-            ValueError: the file is none of the run's form; or it was under way, and has changed.
+            ValueError: the file does not have the run's form; or it was under way, and has changed.
             OSError: it cannot be read.
         """
         assert self._form is not None, "begin comes first"
@@ -105,7 +105,7 @@ class FollowedFiles:
         return path.name, TrainingInput(kept, kept, None, (rows,), (), self._form.columns)
 
     def finish(self) -> None:
-        """The file under way is used."""
+        """Marks the file under way as used."""
         self._files.finish()
 
     def note(self, text: str) -> None:
@@ -117,7 +117,7 @@ class FollowedFiles:
         return self._files.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state_dict` returned."""
+        """Resumes from a result of `state_dict`."""
         self._files.load_state_dict(state)
 
     def _wait(self) -> Path | None:
@@ -135,7 +135,7 @@ class FollowedFiles:
 
 
 def _no_rows(form: RowForm) -> MemoryRows:
-    """No rows, of a form."""
+    """Returns a source of this form without rows."""
     batch = Batch(
         ids=torch.empty(0, dtype=torch.int64, device="cpu"),
         labels=torch.empty(0, dtype=torch.float32, device="cpu"),

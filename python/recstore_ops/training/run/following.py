@@ -1,7 +1,7 @@
 """Training on files as they arrive: each is evaluated, then trained on, then the run is saved.
 
-The figures of the evaluations are those of progressive validation: Blum, Kalai and Langford 1999, Beating the Hold-Out.
-Each row is predicted once, by a model that has not seen it.
+The evaluations are progressive validation (Blum, Kalai and Langford 1999, Beating the Hold-Out): each row is predicted
+once, by a model that has not seen it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def follow(
 
     Args:
         config, model, observer, start, phases: as in `train`.
-        rows: without rows, of the form that those of the files have.
+        rows: an input without rows, in the form of the files.
         files: begun.
-        checkpoints: where the run is saved after each file, and what it goes on from if it was saved before. In the end
-            the model is that after the last file.
+        checkpoints: saves the run after each file, and resumes it from an earlier save. At the end the model is in its
+            state after the last file.
 
     Raises:
-        ValueError: a file is bad or has another form, or a loss is not finite. What came before the file is saved.
+        ValueError: a file is bad or has another form, or a loss is not finite. The state before the file is saved.
         OSError: a file cannot be read, the run cannot be saved, or what was saved is damaged.
         RunStopped: the run was asked to end, and was saved.
     """

@@ -1,4 +1,4 @@
-"""What the rows of a training run are configured by; a part of `TrainingConfig`."""
+"""The configuration of a training run's rows; a part of `TrainingConfig`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from recstore_ops.training.synthetic.input import PlantedName
 
 @dataclass(frozen=True)
 class FollowOptions:
-    """How a directory is looked at; no part of a run's configuration, so that it may differ when the run goes on.
+    """How a directory is polled; no part of a run's configuration, so it may differ when the run is resumed.
 
     Attributes:
-        every: seconds between two looks.
-        until_idle: the run ends when no file came for so many seconds; None waits until it is asked to end.
+        every: the polling interval in seconds.
+        until_idle: the run ends when no file has come for so many seconds; None waits until it is asked to end.
         until: the run ends when a file of this name is in the directory and all others are used.
 
     Raises:
-        ValueError: a number is not above 0, or the name is that of no file within the directory.
+        ValueError: a number is not above 0, or `until` cannot be the name of a file within the directory.
     """
 
     every: float = 1.0
@@ -39,7 +39,7 @@ class FollowOptions:
 
 
 def check_following(config: Any) -> None:
-    """Refuses what has no meaning for files that arrive, before defaults are filled in.
+    """Refuses options without a meaning for files that arrive, before defaults are filled in.
 
     Args:
         config: a `TrainingConfig`.
@@ -83,14 +83,14 @@ class InputConfig:
         file_format: None detects it.
         on_bad_line: "stop" or "skip" (and count).
         ignore_values: take every feature value as 1.
-        num_fields: of libsvm and libffm rows, for models that tell fields apart; None takes it from the first rows.
-        rating_threshold: the least label that counts as positive, where labels are ratings; None takes 4 for MovieLens
+        num_fields: of libsvm and libffm rows, for models that distinguish fields; None takes it from the first rows.
+        rating_threshold: the least label that counts as positive, if labels are ratings; None takes 4 for MovieLens
             and for a column `rating`.
-        label_column: of files with named columns; None finds it by its name.
+        label_column: the label's column in files with named columns; None finds it by its name.
         drop_columns: columns of such files that are no features.
-        column_roles: what further columns are for, by name; see `recstore_ops.training.data.schema`. A sequence may
-            name the column whose ids it has, as `sequence:item`.
-        schema: a file that says what all columns are for, as a run writes one.
+        column_roles: roles of further columns, by name; see `recstore_ops.training.data.schema`. A sequence may name
+            the column whose ids it has, as `sequence:item`.
+        schema: a file with the roles of all columns, as a run writes it.
         hash_buckets: hash ids to this many; None keeps every id as it is.
     """
 
@@ -151,7 +151,7 @@ class InputConfig:
     column_roles: Annotated[
         dict[str, str],
         Option(
-            "What a column is for: label, categorical, ids, sequence, number, vector, weight, time, group or ignored; "
+            "Role of a column: label, categorical, ids, sequence, number, vector, weight, time, group or ignored; "
             "sequence:item has ids of item. May be repeated.",
             INPUT,
             name="column",
@@ -164,7 +164,7 @@ class InputConfig:
     schema: Annotated[
         str | None,
         Option(
-            "What all columns are for: schema.toml of a run, perhaps changed.",
+            "Roles of all columns: schema.toml of a run, perhaps changed.",
             INPUT,
             type=Path,
             read=read_path,

@@ -1,6 +1,6 @@
 """The processes that train one model together: those of a `torchrun` job, or one alone.
 
-All of them read the same rows. Each takes its share of every batch, so that batches and steps are those of one process.
+All of them read the same rows. Each takes its share of every batch, so batches and steps are as in a single process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from recstore_ops.training.data.batch import Batch
 
 
 class Job(Together):
-    """What a process knows of the others; without a group it is alone. The first one writes and shows what happens."""
+    """A process's place among the others; without a group it is alone. The first process writes and shows results."""
 
     def share(self, batch: Batch) -> Batch:
         """This process's rows of a batch, as many as any other's or one less or more; none of a tiny batch."""
@@ -57,7 +57,7 @@ class Job(Together):
         return sums.tolist()
 
     def told_by_first(self, value: Any) -> Any:
-        """What the first process says, on all."""
+        """Returns the first process's value, in all processes."""
         if self.group is None:
             return value
         values = [value]
@@ -92,7 +92,7 @@ class WholeBatches(nn.Module):
 
 @contextmanager
 def joined_job() -> Iterator[Job]:
-    """Joins the job that `torchrun` started this process for, over gloo; alone where it is the only one."""
+    """Joins the job that `torchrun` started this process for, over gloo; a single process stays alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Job()
         return

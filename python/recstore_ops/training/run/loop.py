@@ -1,7 +1,7 @@
 """The training loop: epochs over the training rows, evaluation after each or more often, early stopping.
 
-Test rows are only ever evaluated. What decides when to stop is the logloss on validation rows,
-which are held out of the training rows.
+Test rows are only ever evaluated. The logloss on validation rows, which are held out of the training rows, decides
+when to stop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EVALUATION_ROWS = 8192
 
 
 class Observer(Protocol):
-    """Whoever watches a run."""
+    """An observer of a run."""
 
     def on_batch(self, epoch: int, rows: int, expected_rows: int | None, loss: float) -> None:
         """Called after each step with the epoch's rows so far and the mean loss since the last evaluation."""
@@ -91,13 +91,13 @@ def train(
             evaluated by ranking the distinct items of all rows.
         model: of `build_model`, for example.
         rows: of `open_input`, for example.
-        observer: is told of what happens.
-        checkpoints: where the run is saved, and what it goes on from if it was saved before. With them the model is in
-            the end that of the best evaluation, without them that of the last step.
+        observer: its methods are called as the run proceeds.
+        checkpoints: saves the run, and resumes it from an earlier save. With them the model ends in the state of the
+            best evaluation, without them in the state after the last step.
         job: the processes that train together, over which the model's tables are sharded; this one alone by default.
             All call it with the same rows, and all or none with an observer and checkpoints.
-        start: what optimizers outside the tables begin with, unless the run goes on from a save; anew by default.
-        phases: takes the time of each phase.
+        start: the initial state of optimizers outside the tables, unless the run resumes from a save; new by default.
+        phases: measures the time of each phase.
 
     Raises:
         ValueError: bad input, no training or validation rows, or a loss that is not finite.
@@ -111,7 +111,7 @@ def train(
 
 
 class Run:
-    """The state of a run between its steps; arguments as those of `train`."""
+    """The state of a run between its steps; arguments as in `train`."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Run:
         self._since_evaluation = Stretch()
 
     def to_its_end(self, start: DenseStart | None) -> Evaluations:
-        """Trains until the run is finished, and returns its records; arguments and errors as those of `train`."""
+        """Trains until the run is finished, and returns its records; arguments and errors as in `train`."""
         self._phases.begin()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._config.seed)  # For dropout.
@@ -178,7 +178,7 @@ class Run:
         return self.records
 
     def restore(self, start: DenseStart | None) -> None:
-        """Goes on from the last save, if there is one; else begins as `start` says."""
+        """Resumes from the last save, if there is one; else begins as `start` says."""
         state = None if self._checkpoints is None else self._checkpoints.last_state()
         if self._checkpoints is not None and state is not None:
             self._checkpoints.load_last_tables(self._table_names())
@@ -187,7 +187,7 @@ class Run:
             self._begin_with(start)
 
     def train_epoch(self) -> None:
-        """Passes over the training rows once, but for those of the epoch that were used before a save."""
+        """Passes over the training rows once, without those of the epoch that were used before a save."""
         batches = _training_batches(self._config, self._input.train, self._epoch, self._epoch_steps)
         with closing(batches):
             for batch, estimated_rows in self._awaited(batches):
@@ -203,7 +203,7 @@ class Run:
         self._end_epoch()
 
     def _awaited(self, batches: Iterator[BatchAndEstimate]) -> Iterator[BatchAndEstimate]:
-        """Gives the batches, and takes the time in which the steps wait for them."""
+        """Yields the batches, and measures the time in which the steps wait for them."""
         while True:
             with self._phases("input"):
                 batch = next(batches, None)
@@ -212,7 +212,7 @@ class Run:
             yield batch
 
     def take_best(self) -> None:
-        """Gives the model, where the run is saved, the tables and parameters of the best evaluation."""
+        """Loads the tables and parameters of the best evaluation into the model, if the run is saved."""
         if self._checkpoints is None:
             return
         self._checkpoints.settle()
@@ -238,7 +238,7 @@ class Run:
         self._since_evaluation.add(len(batch), loss_sum)
 
     def _after_step(self) -> bool:
-        """Evaluates and saves where that is due; returns whether the run is finished."""
+        """Evaluates and saves when that is due; returns whether the run is finished."""
         every = self._config.evaluate_every
         is_evaluated = every is not None and self._step % every == 0
         if is_evaluated:
@@ -294,7 +294,7 @@ class Run:
         self._since_log.restart()
 
     def _evaluate(self, epochs_done: float) -> None:
-        """Evaluates, records it, and sees whether the run is finished."""
+        """Evaluates, records the result, and decides whether the run is finished."""
         self._record_steps()
         seconds = self._since_evaluation.seconds
         with self._phases("evaluation"):
@@ -331,7 +331,7 @@ class Run:
         return self._is_evaluated() and best_record(self.records) is self.records[-1]
 
     def _save(self) -> None:
-        """Saves the run where it is to be saved, and ends it there if it is asked to."""
+        """Saves the run if so configured, and ends it then if it is asked to end."""
         if self._checkpoints is None:
             return
         started = time.perf_counter()
@@ -392,7 +392,7 @@ class Run:
         return [optimizer for optimizer in self._optimizers if not isinstance(optimizer, SparseOptimizer)]
 
     def _evaluations(self) -> tuple[dict[str, Evaluation], dict[str, Scores]]:
-        """The figures of each part that there is, and its scores where the model gives logits."""
+        """The figures of each part that there is, and its scores if the model gives logits."""
         if isinstance(self._model, Retriever):
             return {part: self._ranking(self._model, part, rows) for part, rows in self._parts()}, {}
         scores = self._scores()
@@ -431,7 +431,7 @@ def _take_step(
 ) -> float:
     """Returns the loss of a batch summed over its rows, before the step, in nats; all processes stop if one is to.
 
-    Of a model with losses of its own it is the mean by their weights, for each row.
+    For a model with losses of its own, the result is their weighted mean times the number of rows.
     """
     with phase("forward"):
         loss_sum, weight = _loss_sum_and_weight(model, batch, job)
@@ -453,7 +453,7 @@ def _take_step(
 
 
 def _loss_sum_and_weight(model: nn.Module, batch: Batch, job: Job) -> tuple[Tensor, float]:
-    """The sum of the losses of this process's rows, and what the sum over all processes is divided by for the mean."""
+    """The sum of the losses of this process's rows, and the divisor of the sum over all processes for the mean."""
     if isinstance(model, HasLosses):
         losses, weights = model.losses(batch)
         return (losses * weights).sum(), weights.sum().item() or 1
@@ -467,7 +467,7 @@ def _loss_sum(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _weight(batch: Batch) -> float:
-    """The rows of a batch, or their weights together; 1 where all of these are 0, and so is the loss."""
+    """The number of rows of a batch, or the sum of their weights; 1 if all weights are 0, and so is the loss."""
     return len(batch) if batch.weights is None else batch.weights.sum().item() or 1
 
 
@@ -506,7 +506,7 @@ def _has_rows(rows: RowSource) -> bool:
 def _training_batches(
     config: TrainingConfig, rows: RowSource, epoch: int, used: int
 ) -> Generator[BatchAndEstimate, None, None]:
-    """The batches of an epoch but for the first `used`, each with the rows that an epoch is then estimated to have.
+    """The batches of an epoch without the first `used`, each with the current estimate of the epoch's rows.
 
     They are read ahead of the steps on a thread of their own.
     """

@@ -1,4 +1,4 @@
-"""What the model of a training run and its tables are configured by; a part of `TrainingConfig`."""
+"""The configuration of a training run's model and its tables; a part of `TrainingConfig`."""
 
 from __future__ import annotations
 
@@ -42,37 +42,42 @@ class ModelConfig:
 
     Attributes:
         model: one of `ModelName`.
-        dim, init_std: columns of the factors (default 8) and the standard deviation of their initial values (default
-            0.01, of two_tower 0.1); of all models but lr.
-        hidden, dropout: sizes of the perceptron's hidden layers (default 64, 32) and the dropout after each (default
-            0); of all models but lr and fm.
+        dim: columns of the factors (default 8); of all models but lr.
+        init_std: standard deviation of the factors' initial values (default 0.01, of two_tower 0.1); of all models but
+            lr.
+        hidden: sizes of the perceptron's hidden layers (default 64, 32); of all models but lr and fm.
+        dropout: the dropout after each hidden layer (default 0); of all models but lr and fm.
         bottom: hidden layers of dlrm's perceptron of dense features (default 64).
         crosses: pairs of fields that wide_deep crosses.
-        cross_layers, low_rank: of dcn, its cross layers (default 2) and the rank of their matrices; None for full ones.
+        cross_layers: of dcn, the number of its cross layers (default 2).
+        low_rank: of dcn, the rank of the cross layers' matrices; None for full ones.
         cross_structure: of dcn, "stacked" (default) or "parallel".
-        sequences: of din, pairs of names of fields, a history and its target; at least one, unless columns say it.
+        sequences: of din, pairs of names of fields, a history and its target; at least one, unless columns have the
+            role of a sequence.
         attention_hidden: hidden layers of din's activation units (default 64, 32).
         item_fields: of two_tower, the names of the fields of an item; all others are the query's.
         vector_dim: of two_tower, columns of the vectors of queries and items (default 32).
-        temperature: of two_tower, what products of two vectors are divided by (default 0.1).
-        popularity_correction: of two_tower, whether its loss takes the popularity of items in a batch off their scores;
-            it does by default.
+        temperature: of two_tower, the divisor of products of two vectors (default 0.1).
+        popularity_correction: of two_tower, whether its loss corrects scores for the popularity of items in a batch
+            (default true).
         bias: whether the model has one; dlrm, dcn, din and two_tower always have.
         table_prefix: how the names of tables begin, `<prefix>/...`; by default as the model is named. Initial rows
             depend on the names.
-        tables: what holds them: "store", or "nn" for `torch.nn.Embedding(sparse=True)` to compare with.
+        tables: "store", or "nn" for `torch.nn.Embedding(sparse=True)` to compare with.
         row_type: the type in which the store keeps rows: "float32", "bfloat16", "float16", "int8" or "float8_e4m3fn".
-        admit_after: an id gets a row with its update in that many steps; None: with the first.
-        shared_rows: of each table, the rows that ids share until `admit_after` gives them their own; None: they have
-            their initial values till then.
-        ttl, min_norm, capacity: rows that no step updated for more steps leave their table, those of a smaller norm,
-            and of each table, at each sweep, as many as it then has too many; None: none do.
-        ttl_time: seconds; rows leave whose last update was with rows of the data of an older event time, counted from
-            the newest one. `eviction_interval` is between two looks here too.
-        eviction_policy: which rows leave for capacity, "lru" (default) or "lfu".
-        eviction_interval: steps between two sweeps for rows that leave (default 1000).
+        admit_after: an id gets a row when so many steps have updated it; None: with the first.
+        shared_rows: of each table, the rows that ids share until `admit_after` gives them their own. None: ids have
+            their initial values until then.
+        ttl: evicts rows that no step has updated for more than so many steps; None evicts none.
+        min_norm: evicts rows of a smaller norm; None evicts none.
+        capacity: the most rows of each table: each sweep evicts the rows beyond it; None evicts none.
+        ttl_time: seconds; evicts rows whose last update came from data rows with an older event time, counted from the
+            newest one. `eviction_interval` applies here too.
+        eviction_policy: the rows that are evicted first for capacity, "lru" (default) or "lfu".
+        eviction_interval: steps between two sweeps that evict rows (default 1000).
         memory_limit: the most bytes of memory that each table of the store may take.
-        disk: a directory for the rows that the limit leaves no room for; without it the run ends with an error there.
+        disk: a directory for the rows beyond the memory limit; without it, a run that exceeds the limit ends with an
+            error.
     """
 
     model: Annotated[
@@ -121,7 +126,7 @@ class ModelConfig:
     ] = None
     cross_structure: Annotated[
         CrossStructure | None,
-        Option("Where dcn's perceptron is.", _MODEL, shown="stacked"),
+        Option("Position of dcn's perceptron: stacked or parallel.", _MODEL, shown="stacked"),
     ] = None
     sequences: Annotated[
         tuple[tuple[str, str], ...] | None,
@@ -154,7 +159,9 @@ class ModelConfig:
         None
     )
     temperature: Annotated[
-        float | None, Option("What two_tower divides products of vectors by.", _MODEL, shown="0.1"), _ABOVE_ZERO
+        float | None,
+        Option("Temperature: two_tower divides products of vectors by it.", _MODEL, shown="0.1"),
+        _ABOVE_ZERO,
     ] = None
     popularity_correction: Annotated[
         bool | None,
@@ -241,7 +248,7 @@ class ModelConfig:
     ] = None
     eviction_policy: Annotated[
         Literal["lru", "lfu"] | None,
-        Option("Which rows leave for --capacity.", _MODEL, shown="lru"),
+        Option("Rule by which rows are evicted for --capacity.", _MODEL, shown="lru"),
     ] = None
     eviction_interval: Annotated[
         int | None,

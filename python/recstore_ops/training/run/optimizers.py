@@ -1,8 +1,8 @@
 """The optimizers of a run: one for the tables, one for all other parameters.
 
 Without a choice of its own, the second follows the rule of the first with the same learning rate. FTRL has no
-counterpart in `torch.optim`; there it is Adagrad, whose step sizes alpha / sqrt(sum of squares) are those of FTRL with
-beta = l1 = l2 = 0. LAMB and Lion have none either; there it is Adam.
+counterpart in `torch.optim`, so the second is Adagrad: its step sizes alpha / sqrt(sum of squares) equal FTRL's with
+beta = l1 = l2 = 0. LAMB and Lion have none either, so the second is Adam.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from recstore_ops.training.data.schema import Role, read_role
 
 _LARGEST = 2**63 - 1
-"""Of the integers that PyTorch and the store take."""
+"""The largest integer that PyTorch and the store take."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a number must be at least, above, at most and below; None bounds nothing.
+    """The bounds of a number: at least, above, at most, below; None for no bound.
 
     With `of_each` the field is a sequence, and these are the bounds of each number in it.
     """

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, by phase, and what memory the process holds."""
+"""The time of a run by phase, and the memory of the process."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Stretch:
 
 
 OTHER = "other"
-"""Of the time that is in no phase."""
+"""The name for the time outside all phases."""
 
 
 class Phases:

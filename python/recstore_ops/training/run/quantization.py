@@ -1,4 +1,4 @@
-"""What it costs to keep the rows of a finished run with fewer bits: errors by table, and what the figures lose."""
+"""The cost of keeping the rows of a finished run with fewer bits: errors by table, and the change of the figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TableError:
         rows, dim: of the table.
         bytes: of the file, ids included.
         rms: root of the mean square difference of all elements.
-        rms_of_rows: root of the mean square of all elements, what `rms` is to be compared with.
+        rms_of_rows: root of the mean square of all elements, to compare `rms` with.
         largest: the largest absolute difference of an element.
     """
 
@@ -52,8 +52,8 @@ class Quantization:
 
     Attributes:
         encoding: of all tables.
-        tables: what became of each.
-        evaluation: figures of the rows that were given; None of a model that retrieves, or without rows.
+        tables: the errors of each.
+        evaluation: figures of the given rows; None for a model that retrieves, or without rows.
     """
 
     encoding: EncodingName
@@ -62,12 +62,12 @@ class Quantization:
 
 
 def quantize_run(run: LoadedRun, rows: Iterable[Batch] | None, encodings: Sequence[EncodingName]) -> list[Quantization]:
-    """Returns what the run's tables and figures are in each encoding.
+    """Returns the errors of the run's tables, and its figures, in each encoding.
 
     Args:
-        run: of `load`; it stays as it is.
-        rows: with labels, which are read once an encoding; None looks at tables only.
-        encodings: as those of `freeze`.
+        run: of `load`; unchanged by this.
+        rows: with labels; read once for each encoding. None examines the tables only.
+        encodings: as in `freeze`.
 
     Raises:
         ValueError: an unknown encoding, or the rows hold fewer than two.

@@ -1,6 +1,6 @@
-"""What a run keeps of its rows: their format, and the names of their fields and dense features; and rows like them.
+"""The form of a run's rows: their format, and the names of their fields and dense features; and rows of that form.
 
-`rows.json` in the run's directory holds it, beside `schema.toml` where columns have names, so that a model can be
+`rows.json` in the run's directory holds the form, with `schema.toml` if columns have names. From it a model can be
 built, and further files be compared with the training files, when those are no longer there.
 """
 
@@ -35,8 +35,8 @@ class RowForm:
         file_format: of the training files; None for planted rows.
         fields: names of the F fields of every row.
         dense: names of the J dense features of every row.
-        columns: what the columns of files are for, where they have names.
-        group: what rows are grouped by; None where batches have no groups.
+        columns: the roles of the columns of files, if they have names.
+        group: the name of the rows' groups; None if batches have no groups.
     """
 
     file_format: FormatName | None
@@ -47,7 +47,7 @@ class RowForm:
 
     @property
     def sequences(self) -> tuple[tuple[str, str], ...]:
-        """The pairs of a sequence and the field whose ids it has that columns say."""
+        """Pairs of a sequence and the field whose ids it has, from the roles of columns."""
         return () if self.columns is None else self.columns.sequences
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A run as its directory holds it, for whoever goes on from it: configuration, schema and one of its checkpoints."""
+"""A saved run, read from its directory to continue from it: configuration, schema and one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ CHECKPOINTS: dict[Which, str] = {"best": "best", "last": "checkpoint"}
 
 @dataclass(frozen=True)
 class SavedRun:
-    """What is saved of a run.
+    """The saved state of a run.
 
     Attributes:
         path: the run's directory.
-        config: what it was configured by.
+        config: its configuration.
         form: of its rows.
         checkpoint: the directory of the checkpoint.
         tables: the names of its tables in that checkpoint, which may have those of other programs on the same servers.
-        state: what the run knew besides its tables.
+        state: the state of the run besides its tables.
     """
 
     path: Path
@@ -64,10 +64,10 @@ class SavedRun:
         return cls(path, config, RowForm.read(path), directory, _own_tables(config, directory), state)
 
     def load_tables(self, group: dist.ProcessGroup | None = None) -> None:
-        """Gives this process, or each of a group its shard of, the tables of the checkpoint.
+        """Loads the tables of the checkpoint into this process, or the shards of them into each process of a group.
 
         Raises:
-            OSError: a file is damaged, or the run goes on and was saved since it was read here.
+            OSError: a file is damaged, or the run continued and was saved since it was read here.
         """
         with as_os_error(f"run {self.path} cannot be loaded"):
             report = (

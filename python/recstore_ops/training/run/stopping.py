@@ -1,4 +1,4 @@
-"""What ends a run before its last epoch: signals, of which a second ends the process at once, and early stopping."""
+"""Ends a run before its last epoch: by signals, the second of which ends the process at once, or early stopping."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EarlyStopping:
         return 0 < self._patience <= self._since
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what evaluations have changed."""
+        """Returns the state that evaluations have changed."""
         return {"lowest": self._lowest, "since": self._since}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -43,11 +43,11 @@ class RunStopped(Exception):
     """A run was asked to end, and was saved.
 
     Attributes:
-        exit_code: 128 and the signal's number, as of a process that a signal ended.
+        exit_code: 128 plus the signal's number, as for a process that a signal ended.
 
     Args:
         number: of the signal.
-        step: after which the run was saved; None where it had not begun, and nothing was.
+        step: the step after which the run was saved; None if it had not begun and was not saved.
     """
 
     def __init__(self, number: int, step: int | None) -> None:

@@ -36,10 +36,10 @@ class TrainingInput:
         train: the training rows without the validation rows.
         validation: held out of the training rows; None without.
         test: only ever evaluated; None without.
-        read: what reads the rows; knows how many lines were skipped.
-        notes: what is known of the rows beforehand, in sentences.
-        theory: computes what is known of planted rows; None for files.
-        schema: what the columns of files are for, where they have names.
+        read: the sources of the rows, which count skipped lines.
+        notes: facts about the rows that are known beforehand, in sentences.
+        theory: computes the known figures of planted rows; None for files.
+        schema: the roles of the columns of files, if they have names.
         candidates: the items that a model that retrieves chooses from; None if they are still to be found.
     """
 
@@ -53,7 +53,7 @@ class TrainingInput:
     theory: Callable[[], str] | None = None
 
     def schema_table(self) -> Table | None:
-        """Returns what was understood of the columns, as a table; None where they have no names."""
+        """Returns the roles of the columns as a table; None if columns have no names."""
         rows = named_rows(self.read[0]) if self.read else None
         return None if rows is None else schema_table(rows.schema, rows.samples, _title(rows))
 
@@ -137,7 +137,7 @@ def _file_input(config: TrainingConfig) -> TrainingInput:
 
 
 def _format_notes(config: TrainingConfig) -> list[str]:
-    """Says what files without named columns are read as, where that is a guess, and which ratings are positive."""
+    """Names the format of files without named columns if it is a guess, and the ratings that are positive."""
     path, file_format = config.train[0], config.file_format or detect_format(config.train[0])
     if file_format == "movielens" and config.rating_threshold is None:
         rule = f"a rating of {DEFAULT_THRESHOLD:g} or more is positive, --rating-threshold chooses another"
@@ -215,10 +215,10 @@ def _open_files(
 
 
 def _given_schema(config: TrainingConfig) -> Schema | None:
-    """Returns what columns are for, where the configuration or the run that this one begins with says it.
+    """Returns the schema of the configuration, or of the run that this one begins with; None without either.
 
     Raises:
-        ValueError: the file is no schema, or the configuration says of columns what the other run has said.
+        ValueError: the file is no schema, or the configuration has options for columns besides the other run's schema.
     """
     if config.schema is not None:
         return read_schema(Path(config.schema))

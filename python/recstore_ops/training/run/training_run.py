@@ -48,15 +48,15 @@ def run_training(
 ) -> Path:
     """Trains as configured and saves the run, writes to the terminal, and returns the run's directory.
 
-    In a job of `torchrun` all processes train together, tables sharded over them, and the first one writes. Started
-    anew by `torchrun` after a failure, the run goes on from its last save.
+    In a job of `torchrun` all processes train together, with tables sharded over them, and the first process writes. If
+    `torchrun` restarts the job after a failure, the run resumes from its last save.
 
-    With `profile` it writes in the end where the time of this process went.
+    With `profile` it writes the time of this process by phase at the end.
 
     The first SIGINT or SIGTERM ends the run after the step that is under way.
 
     Raises:
-        ValueError: bad input, a name that is taken, a run that cannot go on as configured, tables that have rows
+        ValueError: bad input, a name that is taken, a run that cannot be resumed as configured, tables that have rows
             already, or that cannot be sharded over the processes of a job.
         OSError: the run cannot be saved, or what was saved is damaged.
         RunStopped: the run was asked to end, and was saved.
@@ -116,7 +116,7 @@ def _run_further(config: TrainingConfig, saving: SaveOptions, job: Job, stop: St
 
 
 def _created(runs_dir: Path, name: str | None, config: TrainingConfig, saving: SaveOptions, job: Job) -> RunDirectory:
-    """Makes or takes the run's directory and tells the other processes, which wait for it, where it is."""
+    """Creates or opens the run's directory, and sends its path to the other processes, which wait for it."""
     path = None
     try:
         run = RunDirectory(runs_dir, name, config, resume=saving.resume)
@@ -135,7 +135,7 @@ def _checkpoints(
 
 
 def _check_job(config: TrainingConfig, job: Job) -> None:
-    """Refuses what several processes cannot do together.
+    """Refuses configurations that several processes cannot run together.
 
     Raises:
         ValueError: there are several processes, and the tables are `nn.Embedding`, the run follows files, or the
@@ -153,10 +153,10 @@ def _check_job(config: TrainingConfig, job: Job) -> None:
 
 
 def _going_on_after_restart(runs_dir: Path, name: str | None, saving: SaveOptions) -> SaveOptions:
-    """The options of a run that goes on by itself where `torchrun` has started its job anew.
+    """The options of a run, which resumes by itself if `torchrun` has restarted its job.
 
     Raises:
-        ValueError: `torchrun` may do so, and the run has no name by which it would be found again.
+        ValueError: `torchrun` may restart the job, and the run has no name by which it would be found again.
     """
     if name is None:
         if may_restart():
@@ -166,7 +166,7 @@ def _going_on_after_restart(runs_dir: Path, name: str | None, saving: SaveOption
 
 
 def _go_on(config: TrainingConfig, run: RunDirectory, checkpoints: RunCheckpoints, display: Display) -> bool:
-    """Brings a run's directory to where it was last saved; returns whether it was saved at all."""
+    """Restores a run's directory to its last save; returns whether there is a save."""
     state = checkpoints.last_state()
     if state is None:
         display.note("the run ended before it was saved: beginning anew")
@@ -235,7 +235,7 @@ def _opened(
 
 
 def _show_input(rows: TrainingInput, run: RunDirectory, display: Display) -> None:
-    """Shows what was understood of the rows, and keeps it with the run."""
+    """Shows the roles of columns and notes about the rows, and keeps them with the run."""
     if (table := rows.schema_table()) is not None:
         display.show(table)
     for note in rows.notes if rows.theory is None else (*rows.notes, rows.theory()):
@@ -299,7 +299,7 @@ def _run_side(config: TrainingConfig, runs_dir: Path, name: str) -> Path:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the one that started it is gone, which may have been killed and could not say so."""
+    """Ends this process when its parent is gone, which cannot announce its end if it was killed."""
     parent = parent_process()
     assert parent is not None, "run in a child process"
 
@@ -322,7 +322,7 @@ def _take_vocabulary(rows: TrainingInput, run: RunDirectory, display: Display, *
 
 
 class _SilentObserver:
-    """Of the processes that do not show what happens, but have a part in finding it out."""
+    """The observer of the processes that show nothing, but take part in computing what is shown."""
 
     def on_batch(self, epoch: int, rows: int, expected_rows: int | None, loss: float) -> None:
         pass
@@ -335,7 +335,7 @@ class _SilentObserver:
 
 
 class _RunObserver:
-    """Hands what happens to the run's directory and to the display."""
+    """Passes the events of a run on to its directory and to the display."""
 
     def __init__(self, run: RunDirectory, display: Display, rows: TrainingInput, vocabulary: Vocabulary | None) -> None:
         self._run = run
@@ -356,7 +356,7 @@ class _RunObserver:
                 self._display.note(f"bad lines skipped: {file.count}; the first: {file.first}")
 
     def _with_ids(self, scores: Scores) -> Scores:
-        """The scores with ids as segments where rows had places in a vocabulary."""
+        """The scores with ids as segments, if rows had places in a vocabulary."""
         if self._vocabulary is None or scores.segments is None or self._rows.train.group_name is not None:
             return scores
         return replace(scores, segments=self._vocabulary.ids[scores.segments])

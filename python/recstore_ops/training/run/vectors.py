@@ -79,7 +79,7 @@ class Vectors:
         return self._read(self._table, self.ids[place : place + 1])[0]
 
     def _called(self, id: int) -> str:
-        """What a user calls an id: without a field by itself, else by the value of the field."""
+        """The name of an id in messages: the id itself without a field, else the value of the field."""
         if self._field_name is None:
             return f"id {id}"
         return f"{self._field_name} {values_of_ids(np.array([id], dtype=np.int64))[0]}, id {id}"
@@ -128,12 +128,12 @@ def check_output(path: Path, *, replaces: bool) -> None:
 
 
 def write_vectors(path: Path, vectors: Vectors, on_rows: Callable[[int], object]) -> list[Path]:
-    """Writes vectors beside the file's place, some at a time; they appear there once all are written.
+    """Writes vectors in parts to a temporary file, which moves to its place once all are written.
 
     Args:
-        path: ends in .parquet or .npy, which says what is written; `check_output` has seen it.
-        vectors: what is written.
-        on_rows: is told of each number of vectors written.
+        path: ends in .parquet or .npy, which selects the format; checked by `check_output`.
+        vectors: the vectors.
+        on_rows: called after each part with its number of vectors.
 
     Returns:
         The files.

@@ -1,8 +1,8 @@
 """How a run begins: anew, or with the rows and parameters of another run's last save.
 
-Where both runs configure their tables alike, the checkpoint is loaded into the new tables as it is, with all that they
-know of their rows. Otherwise its rows and, for one optimizer, their slots are read first and then written to tables of
-the new configuration, which takes the memory of both.
+If both runs configure their tables alike, the checkpoint is loaded into the new tables as it is, with all that they
+know of their rows. Otherwise its rows are read first and then written to tables of the new configuration, with their
+slots if both runs have the same optimizer. This takes the memory of both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OF_THE_MODEL = (
     *("model", "bias", "hash_buckets"),
     *sorted({name for options in MODEL_OPTIONS.values() for name in options}.difference(_MAY_DIFFER)),
 )
-"""The options that must be those of the other run."""
+"""The options in which both runs must agree."""
 
 _OF_THE_ROWS = ("rating_threshold", "ignore_values")
 
@@ -43,7 +43,7 @@ _OF_TABLES = (
     *("table_prefix", "seed", "init_std", "row_type", "admit_after", "shared_rows", "ttl", "min_norm", "capacity"),
     *("eviction_policy", "eviction_interval", "optimizer", "optimizer_options", "convention", "beta", "l1", "l2"),
 )
-"""Those by which tables differ; learning rate, weight decay and memory are no part of a checkpoint."""
+"""The options by which tables differ; learning rate, weight decay and memory are no part of a checkpoint."""
 
 _Kept = tuple[TableRows, OptimizerState]
 
@@ -56,12 +56,12 @@ def _rule(config: TrainingConfig) -> str:
 
 @dataclass(frozen=True)
 class DenseStart:
-    """What optimizers outside the tables, and dropout, begin with.
+    """The initial state of optimizers outside the tables, and of dropout.
 
     Attributes:
         optimizers: the state of each, without its options; None begins anew.
-        random: of torch; None follows the seed.
-        event_times: of the other run, counted in steps from its last one; None where it kept none.
+        random: the state of torch's random numbers; None follows the seed.
+        event_times: of the other run, counted in steps from its last one; None if it kept none.
     """
 
     optimizers: list[dict[str, Any]] | None
@@ -73,13 +73,13 @@ class OtherRun:
     """The run that another one begins with.
 
     Args:
-        config: of the new run; it names the other one.
+        config: of the new run, which names the other one.
         rows: its training rows.
         job: the processes that train together.
 
     Raises:
-        ValueError: there is no such run, or nothing of it was saved; or its model, fields or dense features are others;
-            or it has no table of a name that is asked for; or its optimizer is another one and its state is asked for.
+        ValueError: the run is not found or has no save, or its model, fields or dense features differ. Also if it lacks
+            a table that is asked for, or has another optimizer and its optimizer state is asked for.
         OSError: a file of it is damaged.
     """
 
@@ -108,7 +108,7 @@ class OtherRun:
             rows: the training rows.
 
         Raises:
-            ValueError: such a table has rows already, or lies on servers, where the other run's state cannot be put; or
+            ValueError: such a table has rows already, or lies on servers, which cannot take the other run's state; or
                 the other run has other parameters.
             OSError: a file of it is damaged.
         """
@@ -128,7 +128,7 @@ class OtherRun:
         return model
 
     def dense_start(self) -> DenseStart:
-        """Returns what else the other run's save gives."""
+        """Returns the state outside the tables from the other run's save."""
         state, other = self._saved.state, self._saved.config
         times = times_before(state.get("event_times"), state["step"])
         if self.what == "rows":
@@ -213,7 +213,7 @@ class OtherRun:
                     RecStoreClient().drop(name)
 
     def _check_place(self) -> None:
-        """Checks that tables lie where rows and state can be put that were read."""
+        """Checks that the tables' store can take the rows and state that were read."""
         table_names()  # The first call decides where.
         if self.what == "rows-and-optimizer" and current_ps_backend() != EMBEDDED:
             raise ValueError(

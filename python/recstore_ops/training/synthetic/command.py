@@ -19,9 +19,9 @@ def generate_command(
         typer.Argument(help="The file to write; one that ends in .gz is compressed.", parser=read_user_path),
     ],
     rows: Annotated[int, typer.Option(help="Lines to write.")] = 1_000_000,
-    seed: Annotated[int, typer.Option(help="Of the rows: give training and test files different ones.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the rows; use another one for test files.", min=0)] = 0,
     model_seed: Annotated[
-        int, typer.Option(help="Of what labels depend on: give training and test files the same.", min=0)
+        int, typer.Option(help="Seed of the labels' model; use the same one for test files.", min=0)
     ] = 0,
 ) -> None:
     """Write generated rows in the format of Criteo's display-advertising data.

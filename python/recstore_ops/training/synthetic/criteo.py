@@ -55,7 +55,7 @@ class _Field:
     skew: float
 
     def probabilities(self) -> NDArray:
-        """Of missing and of each value: [num_values + 1]."""
+        """The probability of a missing value, and of each value: [num_values + 1]."""
         bounds = np.log(np.arange(1, self.num_values + 2)) / np.log(self.num_values + 1)
         return np.concatenate([[self.missing], (1 - self.missing) * np.diff(bounds ** (1 / self.skew))])
 
@@ -209,11 +209,11 @@ _LOGIT_LIMIT, _LOGIT_BINS = 16, 16_384
 
 @dataclass(frozen=True)
 class GeneratedCriteo:
-    """What was written, and the figures of the model that drew the labels.
+    """The size of a written file, and the figures of the model that drew the labels.
 
     Attributes:
         num_rows, num_positives: lines, and those with label 1.
-        bayes_auc: of the true logits, rounded to 2^-9; NaN where all labels are equal.
+        bayes_auc: of the true logits, rounded to 2^-9; NaN if all labels are equal.
         bayes_logloss: of the true logits, nats.
     """
 

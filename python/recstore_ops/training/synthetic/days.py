@@ -1,17 +1,17 @@
-"""Days of rows whose ids come and go and whose effects drift: what a run meets that trains on files as they arrive.
+"""Days of rows whose ids come and go and whose effects drift, as for a run that trains on files as they arrive.
 
 Every row has one id of each field, drawn uniformly from the ids that the field has on its day, and a label drawn with
 the log-odds
 
     logit = -0.5 + sum_f w_f
 
-where w_f is the effect of the row's id of field f on that day. Effects are normal with deviation 0.5. From day to day
-an effect drifts, `w' = r w + sqrt(1 - r^2) 0.5 z` with a fresh normal z, so that its deviation stays. A part of the ids
-of each field leaves for good each day, and as many new ones come with effects of their own.
+with w_f the effect of the row's id of field f on that day. Effects are normal with deviation 0.5. From day to day an
+effect drifts, `w' = r w + sqrt(1 - r^2) 0.5 z` with a fresh normal z, so that its deviation stays. A part of the ids of
+each field leaves for good each day, and as many new ones come with effects of their own.
 
-If all effects up to the day before are known, the log-odds are `-0.5 + sum_f r w_f` over the ids that were there,
-with a normal error of variance 0.25 (1 - r^2) for each of them and of 0.25 for each new id. The mean probability over
-that error is the best prediction before the day: `forecast`.
+If all effects up to the day before are known, the log-odds are `-0.5 + sum_f r w_f` over the ids that were there, with
+a normal error. Its variance is the sum of 0.25 (1 - r^2) for each of these ids and 0.25 for each new one. The mean
+probability over that error is the best prediction before the day: `forecast`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _QUADRATURE_POINTS = 20
 
 @dataclass(frozen=True)
 class PlantedDay:
-    """The rows of a day, in the order of their times, and what theory says of them.
+    """The rows of a day, in the order of their times, and the best possible figures for them.
 
     Attributes:
-        rows: with times spread evenly over the day; no id is of two fields.
+        rows: with times spread evenly over the day; no two fields share an id.
         logits: float64 [B], the true ones.
         forecast: float64 [B], the log-odds of the best prediction by what was known the day before.
     """
@@ -55,12 +55,12 @@ class PlantedDay:
 
     @property
     def bayes_auc(self) -> float:
-        """Of the true logits, the best of any model."""
+        """The AUC of the true logits, the best of any model."""
         return auc(self.rows.labels, self.logits)
 
     @property
     def forecast_auc(self) -> float:
-        """Of the forecast, the best of any model that has not seen the day."""
+        """The AUC of the forecast, the best of any model that has not seen the day."""
         return auc(self.rows.labels, self.forecast)
 
 
@@ -147,7 +147,7 @@ def _batch(rng: np.random.Generator, ids_FM: NDArray, places_BF: NDArray, logits
 
 
 def _mean_log_odds(means_B: NDArray, variances_B: NDArray) -> NDArray:
-    """The log-odds of the mean probability where log-odds are normal, by Gauss and Hermite's quadrature."""
+    """The log-odds of the mean probability for normal log-odds, by Gauss-Hermite quadrature."""
     points, weights = np.polynomial.hermite.hermgauss(_QUADRATURE_POINTS)
     logits = means_B[:, None] + np.sqrt(2 * variances_B)[:, None] * points
     mean_B = (1 / (1 + np.exp(-logits))) @ weights / np.sqrt(np.pi)

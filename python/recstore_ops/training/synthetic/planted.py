@@ -1,11 +1,11 @@
-"""Generated rows of which it is known how well each family of models can predict them.
+"""Generated rows with known bounds on how well each family of models can predict them.
 
 Every row has one id of each field, drawn uniformly, and a label drawn with the log-odds
 
     pairs      logit = -1   + sum_f w_f + sum_{f<g} <v_f, v_g>
     triples    logit = -0.5 + sum_f w_f + sum_k v_1k v_2k v_3k
 
-where w_f and v_f belong to the row's id of field f, all of them normal:
+with w_f and v_f those of the row's id of field f, all of them normal:
 
     kind      fields x ids   columns of v   sd of w   sd of v   v standardized
     pairs        8 x 50            4          0.3       0.45      no
@@ -34,7 +34,7 @@ from recstore_ops.training.metrics.classification import auc, logloss
 
 
 def row_counts(train_rows: int | None, test_rows: int | None, defaults: tuple[int, int]) -> tuple[int, int]:
-    """Returns the numbers of training and test rows, the defaults where None is given.
+    """Returns the numbers of training and test rows; None takes the default.
 
     Raises:
         ValueError: one is below one.
@@ -68,7 +68,7 @@ def best_logits_of_order(
 ) -> NDArray:
     """Returns the logits [B] that the best model of an order gives to rows.
 
-    All combinations of ids are weighed equally where they are few, and a large sample of them otherwise.
+    If there are few combinations of ids, all are weighed equally; otherwise a large sample of them.
 
     Args:
         order: 1 for main effects, 2 for pairs.
@@ -191,11 +191,11 @@ class PlantedModel:
 
 @dataclass(frozen=True)
 class PlantedRows:
-    """Train and test rows, and what theory says of the test rows; logloss in nats.
+    """Train and test rows, and the best possible figures for the test rows; logloss in nats.
 
-    The additive and pairwise figures are those of the model of that family with the lowest expected logloss, which
-    learners by likelihood near with ever more rows. Its logloss is a bound for the family. Its AUC is not: it is where
-    such learners end, though other models of the family may rank better and predict worse.
+    The additive and pairwise figures come from the model of that family with the lowest expected logloss. Learners by
+    likelihood approach it with more and more rows. Its logloss is a bound for the family. Its AUC is only the limit of
+    such learners: other models of the family may rank better and predict worse.
 
     Attributes:
         model: the true one.
@@ -210,7 +210,7 @@ class PlantedRows:
 
     @property
     def additive_auc(self) -> float:
-        """AUC of the best sum of main effects, where logistic regression ends."""
+        """AUC of the best sum of main effects, the limit of logistic regression."""
         return self._additive[0]
 
     @property
@@ -220,7 +220,7 @@ class PlantedRows:
 
     @property
     def pairwise_auc(self) -> float:
-        """AUC of the best model of main effects and pairs, where factorization machines end at best."""
+        """AUC of the best model of main effects and pairs, at best the limit of factorization machines."""
         return self._pairwise[0]
 
     @property

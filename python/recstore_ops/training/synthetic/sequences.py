@@ -34,7 +34,7 @@ _TRAIN_ROWS, _TEST_ROWS = 20_000, 10_000
 
 @dataclass(frozen=True)
 class PlantedSequences:
-    """Train and test rows of the fields `history` and `target`, and what theory says of the test rows.
+    """Train and test rows of the fields `history` and `target`, and the best possible figures for the test rows.
 
     Items are the ids from 0; item i belongs to cluster `i % CLUSTERS`. Histories and targets share them.
 
@@ -51,7 +51,7 @@ class PlantedSequences:
         """Returns the AUC of the best scores that are linear in so many sums over the history's items.
 
         The sums are spread evenly over the clusters, which ranks as the linear scores of lowest logloss do, within
-        0.01. Some uneven sums rank up to 0.011 better. This is where factorization machines end at best. A network
+        0.01. Some uneven sums rank up to 0.011 better. This is at best the limit of factorization machines. A network
         could decode more from the sums, because counts are whole numbers; docs/planted.md has what small ones reach.
 
         Args:
