@@ -263,6 +263,7 @@ check: $(DEVELOPED) ## formatting, lints, types, and the order of the rooms
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python .ci/rust_rooms.py
 	$(BIN)/python .ci/opened_files.py
+	$(BIN)/python .ci/words.py
 	$(BIN)/python .ci/prose.py
 	$(BIN)/python .ci/third_party.py --check
 	$(BIN)/python .ci/optimizers.py --check

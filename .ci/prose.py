@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ("*.md", "benches/*.md", "deploy/*.md", "docs/**/*.md", "examples/*.md")
 MODULES = "python/recstore_ops/**/*.py"
 
-MOST_WORDS = {"README.md": 1_600, "docs/design.md": 5_000}
+MAX_WORDS = {"README.md": 1_600, "docs/design.md": 5_000}
 """The length of a document as `wc -w` counts it, with code and tables."""
 WIDEST_LINE = 120
 LONGEST_SENTENCE = 35
@@ -97,7 +97,7 @@ def hits(document: str, text: str) -> Iterator[Hit]:
 
 
 def _length(document: str, text: str) -> Iterator[Hit]:
-    count, most = len(text.split()), MOST_WORDS.get(document)
+    count, most = len(text.split()), MAX_WORDS.get(document)
     if most is not None and count > most:
         yield Hit(document, 1, "too long", f"{count} words, {most} allowed")
 

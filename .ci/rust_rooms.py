@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-MOST_ENTRIES = {"rust/recstore/src": 15}
-MOST_LINES = 600
-MOST_FUNCTION_LINES = 60
-MOST_FUNCTION_LINES_P90 = 20
+MAX_ENTRIES = {"rust/recstore/src": 15}
+MAX_LINES = 600
+MAX_FUNCTION_LINES = 60
+MAX_FUNCTION_LINES_P90 = 20
 SOURCE_FOLDERS = ("rust", "cxx_bridge", "python", "benches", "examples", ".ci")
 TEST_FOLDERS = {"tests", "target", "__pycache__"}
 
@@ -68,7 +68,7 @@ def faults_of(root: Path) -> Iterator[str]:
         for file in rust_files(crate / "src"):
             functions += functions_of(file, root)
     yield from long_functions(functions)
-    for folder, most in MOST_ENTRIES.items():
+    for folder, most in MAX_ENTRIES.items():
         entries = len(list((root / folder).iterdir())) if (root / folder).is_dir() else 0
         if entries > most:
             yield f"{folder} has {entries} entries, of at most {most}"
@@ -292,18 +292,18 @@ def functions_of(file: Path, root: Path) -> Iterator[Function]:
 def long_functions(functions: list[Function]) -> Iterator[str]:
     lengths = sorted(function.lines for function in functions)
     p90 = lengths[len(lengths) * 9 // 10] if lengths else 0
-    if p90 > MOST_FUNCTION_LINES_P90:
-        yield f"nine in ten Rust functions have up to {p90} lines, of at most {MOST_FUNCTION_LINES_P90}"
+    if p90 > MAX_FUNCTION_LINES_P90:
+        yield f"nine in ten Rust functions have up to {p90} lines, of at most {MAX_FUNCTION_LINES_P90}"
     for function in functions:
-        if function.lines > MOST_FUNCTION_LINES:
-            yield f"the function {function.place} has {function.lines} lines, of at most {MOST_FUNCTION_LINES}"
+        if function.lines > MAX_FUNCTION_LINES:
+            yield f"the function {function.place} has {function.lines} lines, of at most {MAX_FUNCTION_LINES}"
 
 
 def long_files(root: Path) -> Iterator[str]:
     for file in source_files(root):
         lines = lines_of(file)
-        if lines > MOST_LINES:
-            yield f"{file.relative_to(root).as_posix()} has {lines} lines without tests, of at most {MOST_LINES}"
+        if lines > MAX_LINES:
+            yield f"{file.relative_to(root).as_posix()} has {lines} lines without tests, of at most {MAX_LINES}"
 
 
 def source_files(root: Path) -> Iterator[Path]:

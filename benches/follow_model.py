@@ -2,9 +2,9 @@
 
     python benches/follow_model.py [--rows 1000000] [--dim 64] [--seconds 20] [--http]
 
-The trainer is a process of its own: a table of so many rows and a perceptron. It changes 1 % of the rows a second, and
-multiplies matrices in the time that is left: their number says what publishing costs. The follower is this process; it
-asks for 128 rows 200 times a second.
+The trainer is a process of its own: a table of so many rows and a perceptron. It changes 1 % of the rows per second,
+and multiplies matrices in the time that is left: their number says what publishing costs. The follower is this process;
+it asks for 128 rows 200 times per second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import recstore_ops
 from recstore_ops import DistEmbedding, FollowingBundle, Publisher, SparseOptimizer
 from recstore_ops.ops import operators
 
-IDS_A_STEP, IDS_A_CALL, CALLS_A_SECOND = 100, 128, 200
+IDS_PER_STEP, IDS_PER_CALL, CALLS_PER_SECOND = 100, 128, 200
 HIDDEN = 512
 
 
@@ -47,7 +47,7 @@ class Trained(NamedTuple):
     """What a trainer did in a time.
 
     Attributes:
-        steps: taken, no more than change 1 % of the rows a second.
+        steps: taken, no more than change 1 % of the rows per second.
         products: of matrices, in the time that was left.
         changed: bytes of the rows that changed with their ids, and of the dense tensors, once an update.
         told: bytes of updates.
@@ -75,7 +75,7 @@ class Trainer:
         """Trains for a time."""
         told, updates = _told(publisher)
         begun, steps, products = time.monotonic(), 0, 0
-        a_second = self._rows // 100 // IDS_A_STEP
+        a_second = self._rows // 100 // IDS_PER_STEP
         while (elapsed := time.monotonic() - begun) < seconds:
             if steps < elapsed * a_second:
                 self._step()
@@ -86,11 +86,11 @@ class Trainer:
             products += 1
         told_then, updates_then = _told(publisher)
         dense = sum(parameter.nbytes for parameter in self.model.dense.parameters())
-        changed = steps * IDS_A_STEP * (self._dim * 4 + 8) + (updates_then - updates) * dense
+        changed = steps * IDS_PER_STEP * (self._dim * 4 + 8) + (updates_then - updates) * dense
         return Trained(steps, products, changed, told_then - told)
 
     def _step(self) -> None:
-        self.model(torch.randint(0, self._rows, (IDS_A_STEP,))).square().mean().backward()
+        self.model(torch.randint(0, self._rows, (IDS_PER_STEP,))).square().mean().backward()
         for optimizer in (self._sparse, self._dense):
             optimizer.step()
             optimizer.zero_grad()
@@ -128,9 +128,9 @@ class Reader:
     def read(self, seconds: float) -> None:
         """Asks for a time."""
         begun = time.monotonic()
-        for call in range(int(seconds * CALLS_A_SECOND)):
-            time.sleep(max(0.0, begun + call / CALLS_A_SECOND - time.monotonic()))
-            ids = torch.randint(0, self._rows, (IDS_A_CALL,))
+        for call in range(int(seconds * CALLS_PER_SECOND)):
+            time.sleep(max(0.0, begun + call / CALLS_PER_SECOND - time.monotonic()))
+            ids = torch.randint(0, self._rows, (IDS_PER_CALL,))
             asked = time.perf_counter()
             self._bundle(ids)
             self.seconds.append(time.perf_counter() - asked)
@@ -171,7 +171,7 @@ def compare(bundle: FollowingBundle, trainer: Connection, rows: int, seconds: fl
     following.read(seconds)
     alone, beside = trainer.recv()
     ages, steps = sorted(following.ages), beside.steps / seconds
-    print(f"{steps:.0f} steps a second, {len(ages) / seconds:.1f} updates seen a second")
+    print(f"{steps:.0f} steps per second, {len(ages) / seconds:.1f} updates seen per second")
     print(f"age when seen: median {1e3 * statistics.median(ages):.0f} ms, p99 {1e3 * quantile(ages, 0.99):.0f} ms")
     print(f"the trainer's other work, over that without publishing: {beside.products / alone.products:.3f}")
     print(f"bytes told over those that changed: {beside.told / beside.changed:.3f}")

@@ -20,7 +20,7 @@ Distribution = Literal["uniform", "zipf", "zipf 0.8", "zipf 1.2"]
 
 EXPONENTS: dict[Distribution, float] = {"zipf": 1.05, "zipf 0.8": 0.8, "zipf 1.2": 1.2}
 """By which the frequency of a row falls with its rank."""
-_IDS_IN_ALL, _FEWEST_BATCHES, _MOST_BATCHES = 1_048_576, 4, 1024
+_IDS_IN_ALL, _FEWEST_BATCHES, _MAX_BATCHES = 1_048_576, 4, 1024
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def in_order_of_arrival(index: Tensor) -> Tensor:
 
 def batches(rows: int, size: int, distribution: Distribution, seed: int = 0) -> list[Batch]:
     """Returns different batches of `size` ids each, enough of them that no cache remembers the last turn."""
-    count = max(_FEWEST_BATCHES, min(_MOST_BATCHES, _IDS_IN_ALL // size))
+    count = max(_FEWEST_BATCHES, min(_MAX_BATCHES, _IDS_IN_ALL // size))
     return [Batch.of(index) for index in draw(rows, size * count, distribution, seed).split(size)]
 
 

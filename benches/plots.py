@@ -18,7 +18,7 @@ STEPS = ROOT / "docs" / "steps.svg"
 _COLOURS = {OURS: "#0072B2", fbgemm.NAME: "#E69F00", peers.EMBEDDING_BAG: "#D55E00", peers.TORCHREC: "#999999"}
 
 _LIMITS = {lookup.CELL: 1.3, step.CELL: 1.5}
-_INCHES_A_BAR = 0.22
+_INCHES_PER_BAR = 0.22
 
 
 def draw(path: Path, outcomes: Sequence[Outcome]) -> bool:
@@ -29,7 +29,7 @@ def draw(path: Path, outcomes: Sequence[Outcome]) -> bool:
     from matplotlib.figure import Figure
 
     bars = sum(len(ratios) for ratios in cells.values())
-    figure = Figure(figsize=(9, 2 + _INCHES_A_BAR * bars), layout="constrained")
+    figure = Figure(figsize=(9, 2 + _INCHES_PER_BAR * bars), layout="constrained")
     heights = [max(1, len(ratios)) for ratios in cells.values()]
     for axes, (cell, ratios) in zip(figure.subplots(len(cells), height_ratios=heights), cells.items(), strict=True):
         _draw_cell(axes, cell, ratios)
@@ -56,7 +56,7 @@ def _draw_cell(axes: Any, cell: str, ratios: dict[str, float]) -> None:
 
 
 def draw_steps(path: Path, outcomes: Sequence[Outcome], machine: Mapping[str, str]) -> bool:
-    """Writes an SVG with the steps a second of everyone in `peers`; False if one is missing, or matplotlib.
+    """Writes an SVG with the steps per second of everyone in `peers`; False if one is missing, or matplotlib.
 
     The same figures give the same file.
     """
@@ -88,7 +88,7 @@ def _draw_steps_of(axes: Any, dim: int, values: Mapping[str, float]) -> None:
     ordered = {name: values[name] for name in _COLOURS}
     bars = axes.barh(list(ordered), list(ordered.values()), color=[_COLOURS[name] for name in ordered])
     axes.bar_label(bars, [f"{value:,.0f}" for value in ordered.values()], padding=3)
-    axes.set_title(f"steps a second, dim {dim}", fontsize=11)
+    axes.set_title(f"steps per second, dim {dim}", fontsize=11)
     axes.set_xlim(0, 1.2 * max(ordered.values()))
     axes.invert_yaxis()
     axes.spines[["top", "right", "bottom"]].set_visible(False)

@@ -19,9 +19,9 @@ BEGIN, END = "<!-- model -->\n", "<!-- /model -->"
 TERA, GIGA, MEGA = 10**12, 10**9, 10**6
 YEAR = 365 * 24 * 3600
 
-MOST_ROWS = 2**32 - 2
+MAX_ROWS = 2**32 - 2
 """Rows that one table can have on one server: `IdAllocator::LIMIT`."""
-MOST_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024
 """Connections that one server takes: the default of `ServerConfig::max_connections`."""
 
 
@@ -135,7 +135,7 @@ class Cluster:
 
     @property
     def rows_by_cores(self) -> float:
-        """Rows that all servers look up and step in a second, if cores are the limit."""
+        """Rows that all servers look up and step per second, if cores are the limit."""
         nanoseconds = LOOKUP.value + STEP.value + WIRE.value * self.wire_bytes
         return self.servers / BUSIEST.value * CORES.value * GIGA / nanoseconds
 
@@ -168,7 +168,7 @@ class Cluster:
 
     @property
     def lookups(self) -> float:
-        """Lookups that are trained in a second."""
+        """Lookups that are trained per second."""
         return min(self.rows_by_cores, self.rows_by_network, self.rows_by_log, self.rows_by_workers) / DISTINCT.value
 
     @property
@@ -200,11 +200,11 @@ class Cluster:
     def breaks(self) -> list[str]:
         """What does not fit."""
         found = []
-        if self.rows > MOST_ROWS:
+        if self.rows > MAX_ROWS:
             found.append("row numbers")
         if self.bytes > MEMORY.value * GIGA:
             found.append("memory")
-        if self.workers > MOST_CONNECTIONS:
+        if self.workers > MAX_CONNECTIONS:
             found.append("connections")
         return found
 
@@ -262,7 +262,7 @@ def fewest_table() -> str:
 
 
 def speed_table(workers: int) -> str:
-    """Lookups in a second, by servers."""
+    """Lookups per second, by servers."""
     heads = [
         "servers",
         "million rows/s by cores",
@@ -319,7 +319,7 @@ def draw(path: Path) -> None:
     for workers in (10, 100, 1000):
         asked = [Cluster(count, workers=workers).rows_by_workers / DISTINCT.value / MEGA for count in counts]
         speed.plot(counts, asked, linestyle="--", label=f"by {workers:,} workers")
-    speed.set(title="Lookups that are trained", ylabel="million a second", ylim=(8, 10**6))
+    speed.set(title="Lookups that are trained", ylabel="million per second", ylim=(8, 10**6))
     for size in SIZES[1:]:
         memory.plot(counts, [Cluster(n, size).bytes / GIGA for n in counts], label=f"{size / TERA:g} T parameters")
     memory.axhline(MEMORY.value, color="black", linestyle=":", label=f"{MEMORY.value:g} GB")

@@ -1,4 +1,4 @@
-"""Requests a second and latencies of `recstore serve-model`, on this machine.
+"""Requests per second and latencies of `recstore serve-model`, on this machine.
 
     python benches/serve_model.py DIR [--rows 128] [--connections 8] [--seconds 10] [--load 0.6] [-- OPTIONS]
 
@@ -53,7 +53,7 @@ class Loop:
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """Answers per second."""
         return len(self.latencies) / self.seconds
 
     def line(self) -> str:
@@ -171,8 +171,8 @@ async def closed_loop(served: Served, requests: Sequence[bytes], connections: in
 
 
 async def open_loop(served: Served, requests: Sequence[bytes], rate: float, seconds: float) -> Loop:
-    """Asks at random moments, so many a second on average, over as many connections as that takes."""
-    loop = Loop(f"open, {rate:,.0f} a second")
+    """Asks at random moments, so many per second on average, over as many connections as that takes."""
+    loop = Loop(f"open, {rate:,.0f} per second")
     free: list[Connection] = []
     tasks: set[asyncio.Task[None]] = set()
 

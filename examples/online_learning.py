@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from recstore_ops import DistEmbeddingBag, SparseOptimizer, table_statistics
 from recstore_ops.training import auc, logloss
 
-DAYS, BATCHES_A_DAY, BATCH = 7, 50, 256
-NEW_ITEMS_A_DAY, DAYS_OF_AN_ITEM, CATEGORIES, USERS = 400, 2, 20, 2_000
+DAYS, BATCHES_PER_DAY, BATCH = 7, 50, 256
+NEW_ITEMS_PER_DAY, DAYS_OF_AN_ITEM, CATEGORIES, USERS = 400, 2, 20, 2_000
 
 
 class Stream:
     """Clicks on items that are shown for a few days. Ids are drawn from all int64, as hashes would be."""
 
     def __init__(self) -> None:
-        num_items = NEW_ITEMS_A_DAY * (DAYS + DAYS_OF_AN_ITEM)
+        num_items = NEW_ITEMS_PER_DAY * (DAYS + DAYS_OF_AN_ITEM)
         self.item_ids, self.category_ids, self.user_ids = map(draw_ids, (num_items, CATEGORIES, USERS))
         self.category_of_item = torch.randint(CATEGORIES, (num_items,))
         self.item_appeal = torch.randn(CATEGORIES)[self.category_of_item] + torch.randn(num_items)
@@ -28,7 +28,7 @@ class Stream:
 
     def batch(self, day: int) -> tuple[Tensor, Tensor]:
         """Ids of item, category and user, [BATCH, 3], and labels, [BATCH]."""
-        item = NEW_ITEMS_A_DAY * day + torch.randint(NEW_ITEMS_A_DAY * DAYS_OF_AN_ITEM, (BATCH,))
+        item = NEW_ITEMS_PER_DAY * day + torch.randint(NEW_ITEMS_PER_DAY * DAYS_OF_AN_ITEM, (BATCH,))
         user = torch.randint(USERS, (BATCH,))
         category_ids = self.category_ids[self.category_of_item[item]]
         labels = torch.bernoulli(torch.sigmoid(self.item_appeal[item] + self.user_appeal[user] - 1))
@@ -79,7 +79,7 @@ def main() -> None:
     online_auc = frozen_auc = 0.0
     print("day    rows   unseen ids   logloss     AUC   AUC of the model of day 1")
     for day in range(1, DAYS + 1):
-        batches, rows = [stream.batch(day) for _ in range(BATCHES_A_DAY)], online.rows()
+        batches, rows = [stream.batch(day) for _ in range(BATCHES_PER_DAY)], online.rows()
         ids, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
         logits, frozen_logits = online.run(batches, is_learning=True), frozen.run(batches, is_learning=day == 1)
         unseen = (online.rows() - rows) / len(ids.unique())

@@ -29,10 +29,10 @@ from recstore_ops.table.shard import Shard
 from recstore_ops.training.run.job import joined_job
 
 _TABLES, _DIM = 4, 64
-# A gigabit a second.
-_LATENCY_SECONDS, _BYTES_A_SECOND = 1e-4, 125e6
+# A gigabit per second.
+_LATENCY_SECONDS, _BYTES_PER_SECOND = 1e-4, 125e6
 # So many batches a pipeline takes to find out whether it pays.
-_WARM_UP, _ROWS_A_WRITE = 20, 65_536
+_WARM_UP, _ROWS_PER_WRITE = 20, 65_536
 STORE = "store"
 KEYS = [f"f{number}" for number in range(_TABLES)]
 
@@ -123,7 +123,7 @@ def _network() -> Iterator[None]:
 
     def over_a_network(shard: Shard, sent: Tensor, sent_sizes: list[int], received_sizes: list[int]) -> Tensor:
         foreign_bytes = max(sum(sizes) - sizes[shard.rank] for sizes in (sent_sizes, received_sizes))
-        time.sleep(_LATENCY_SECONDS + foreign_bytes / _BYTES_A_SECOND)
+        time.sleep(_LATENCY_SECONDS + foreign_bytes / _BYTES_PER_SECOND)
         return all_to_all(shard, sent, sent_sizes, received_sizes)
 
     with patch.object(Shard, "all_to_all", over_a_network):
@@ -134,7 +134,7 @@ def _fill(collection: RecStoreEmbeddingBagCollection, rows: int) -> None:
     ids_N = ids_of(torch.arange(rows))
     for table in collection.tables():
         own_N = ids_N if table.shard is None else ids_N[table.shard.owns(ids_N)]
-        for part in own_N.split(_ROWS_A_WRITE):
+        for part in own_N.split(_ROWS_PER_WRITE):
             emb_write(table.handle, part, torch.randn(part.numel(), _DIM))
 
 

@@ -7,17 +7,17 @@ use recstore::{GradientCollector, PrefetchId, drawn_number};
 
 use crate::guard::Failure;
 use crate::handle_words::{HandleWords, NameWords};
-use crate::stores::{Place, Placed};
+use crate::stores::{Placed, TableLocation};
 
 /// The handles that are open. Ordered maps: among so few numbers a search takes less time than a hash.
 #[derive(Default)]
 pub(crate) struct Handles {
     tables: BTreeMap<i64, OpenTable>,
-    of_place: BTreeMap<Place, i64>,
+    of_place: BTreeMap<TableLocation, i64>,
     /// The handles of the tables of a name, in the order in which they were opened: of several in one store, all but
     /// the last were dropped.
     of_name: BTreeMap<NameWords, Vec<i64>>,
-    collectors: BTreeMap<i64, Arc<GradientCollector<Place>>>,
+    collectors: BTreeMap<i64, Arc<GradientCollector<TableLocation>>>,
     /// Prefetches of default tables that did not exist when they were issued: read when they are consumed.
     deferred: BTreeMap<PrefetchId, (Vec<i64>, usize)>,
 }
@@ -43,7 +43,7 @@ impl Handles {
     }
 
     /// Takes a reference away; without any the handle's number is unknown from then on, and the table's place is returned.
-    pub(crate) fn release(&mut self, handle: HandleWords) -> Result<Option<Place>, Failure> {
+    pub(crate) fn release(&mut self, handle: HandleWords) -> Result<Option<TableLocation>, Failure> {
         let not_ours = || not_ours("hashtable_release", &handle.name);
         let table = self.tables.get_mut(&handle.number).ok_or_else(not_ours)?;
         table.references -= 1;
@@ -109,12 +109,12 @@ impl Handles {
     }
 
     /// Returns the table at a place, if it has a handle.
-    pub(crate) fn table_at(&self, place: Place) -> Option<&Placed> {
+    pub(crate) fn table_at(&self, place: TableLocation) -> Option<&Placed> {
         self.of_place.get(&place).and_then(|handle| self.tables.get(handle)).map(|table| &table.placed)
     }
 
     /// Returns the handle of a table, and none for one whose handle was released.
-    pub(crate) fn handle_of(&self, place: Place) -> Option<HandleWords> {
+    pub(crate) fn handle_of(&self, place: TableLocation) -> Option<HandleWords> {
         let &number = self.of_place.get(&place)?;
         Some(HandleWords { number, name: self.tables.get(&number)?.name })
     }
@@ -125,7 +125,10 @@ impl Handles {
         handle
     }
 
-    pub(crate) fn remove_collector(&mut self, handle: i64) -> Result<Arc<GradientCollector<Place>>, Failure> {
+    pub(crate) fn remove_collector(
+        &mut self,
+        handle: i64,
+    ) -> Result<Arc<GradientCollector<TableLocation>>, Failure> {
         self.collectors.remove(&handle).ok_or_else(|| unknown_collector("collector_release", handle))
     }
 
@@ -133,7 +136,7 @@ impl Handles {
         &self,
         operation: &str,
         handle: i64,
-    ) -> Result<Arc<GradientCollector<Place>>, Failure> {
+    ) -> Result<Arc<GradientCollector<TableLocation>>, Failure> {
         self.collectors.get(&handle).cloned().ok_or_else(|| unknown_collector(operation, handle))
     }
 
@@ -222,7 +225,7 @@ mod tests {
         HandleWords { number: next_number(), name: NameWords::new(name) }
     }
 
-    fn found(handles: &Handles, handle: HandleWords, current: usize) -> Result<Place, String> {
+    fn found(handles: &Handles, handle: HandleWords, current: usize) -> Result<TableLocation, String> {
         let found = handles.find(OP, &handle.to_words(), current).map_err(|error| error.to_string())?;
         Ok(found.1.place)
     }

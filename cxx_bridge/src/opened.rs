@@ -10,7 +10,7 @@ use recstore::{
 use crate::guard::Failure;
 use crate::handle_words::HandleWords;
 use crate::registry::Registry;
-use crate::stores::{FROZEN, Place, Placed};
+use crate::stores::{FROZEN, Placed, TableLocation};
 
 impl Registry {
     /// Creates or opens a table, adds a reference and returns its handle.
@@ -46,7 +46,7 @@ impl Registry {
         &self,
         operation: &'static str,
         handle: i64,
-        work: impl FnOnce(Place, &dyn EmbeddingTable) -> recstore::Result<R>,
+        work: impl FnOnce(TableLocation, &dyn EmbeddingTable) -> recstore::Result<R>,
     ) -> Result<R, Failure> {
         let Placed { place, table } = self.table(operation, handle)?;
         work(place, &*table).map_err(|error| self.name_dropped(operation, place.store, error))
@@ -86,7 +86,7 @@ impl Registry {
     ) -> Result<R, Failure> {
         let (number, store, tables) = self.read_state(|state| {
             let places = handles.iter().map(|&handle| Ok(state.handles.table(operation, handle)?.place));
-            let places = places.collect::<Result<Vec<Place>, Failure>>()?;
+            let places = places.collect::<Result<Vec<TableLocation>, Failure>>()?;
             let number = places.first().map_or(0, |place| place.store);
             if places.iter().any(|place| place.store != number) {
                 return Err(lie_apart(operation));
@@ -124,7 +124,7 @@ impl Registry {
         let Error::UnknownHandle { handle: id, .. } = error else {
             return error.into();
         };
-        self.read_state(|state| match state.handles.table_at(Place { store, table: TableId(id) }) {
+        self.read_state(|state| match state.handles.table_at(TableLocation { store, table: TableId(id) }) {
             Some(placed) => dropped(operation, placed.table.name()),
             None => error.into(),
         })
@@ -173,12 +173,12 @@ impl Registry {
         &self,
         operation: &'static str,
         handle: i64,
-    ) -> Result<Arc<GradientCollector<Place>>, Failure> {
+    ) -> Result<Arc<GradientCollector<TableLocation>>, Failure> {
         self.read_state(|state| state.handles.collector(operation, handle))
     }
 
     /// Returns the handle of an open table, and none for one whose handle was released.
-    pub(crate) fn handle_of(&self, place: Place) -> Option<HandleWords> {
+    pub(crate) fn handle_of(&self, place: TableLocation) -> Option<HandleWords> {
         self.read_state(|state| state.handles.handle_of(place))
     }
 }

@@ -3,17 +3,17 @@
 use recstore::{PrefetchId, PrefetchRequest, Prefetches};
 
 use crate::guard::Failure;
-use crate::registry::{MOST_PREFETCHES, Registry};
-use crate::stores::{Place, Placed};
+use crate::registry::{MAX_PREFETCHES, Registry};
+use crate::stores::{Placed, TableLocation};
 
 impl Registry {
     /// Returns the prefetches of all tables.
-    pub(crate) fn prefetches(&self) -> &Prefetches<Place> {
+    pub(crate) fn prefetches(&self) -> &Prefetches<TableLocation> {
         &self.prefetches
     }
 
     /// Notes that the rows of `ids`, or all rows of a table, have changed.
-    pub(crate) fn note(&self, place: Place, ids: Option<&[i64]>) {
+    pub(crate) fn note(&self, place: TableLocation, ids: Option<&[i64]>) {
         match ids {
             Some(ids) => self.prefetches.note(&place, Some(&mut ids.iter().copied())),
             None => self.prefetches.note(&place, None),
@@ -21,11 +21,15 @@ impl Registry {
     }
 
     /// Returns a read of the table behind a handle.
-    pub(crate) fn request(&self, handle: i64, ids: &[i64]) -> Result<PrefetchRequest<Place>, Failure> {
+    pub(crate) fn request(
+        &self,
+        handle: i64,
+        ids: &[i64],
+    ) -> Result<PrefetchRequest<TableLocation>, Failure> {
         Ok(self.request_of(self.table("emb_prefetch", handle)?, ids))
     }
 
-    fn request_of(&self, placed: Placed, ids: &[i64]) -> PrefetchRequest<Place> {
+    fn request_of(&self, placed: Placed, ids: &[i64]) -> PrefetchRequest<TableLocation> {
         let store = self.store_numbered(placed.place.store);
         PrefetchRequest { key: placed.place, table: placed.table, store, ids: ids.to_vec() }
     }
@@ -37,7 +41,7 @@ impl Registry {
         }
         let id = self.prefetches.issue(vec![])?;
         // As many are kept as of those that read: the older have been dropped.
-        self.change_state(|state| state.handles.defer(id, ids, dim, MOST_PREFETCHES));
+        self.change_state(|state| state.handles.defer(id, ids, dim, MAX_PREFETCHES));
         Ok(id)
     }
 

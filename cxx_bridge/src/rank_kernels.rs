@@ -13,7 +13,7 @@ use crate::kernels::{Ids, Outcome, accept, check_offsets, checked_dim};
 use crate::registry::registry;
 
 /// No memory holds more.
-const MOST_ELEMENTS: u128 = 1 << 48;
+const MAX_ELEMENTS: u128 = 1 << 48;
 
 /// The elements behind the rows for each rank.
 pub(crate) fn rank_flags() -> usize {
@@ -148,8 +148,8 @@ fn pieces<'a>(operation: &str, counts: &[i64], dims: &'a [usize]) -> Outcome<Ran
         return Err(failure(operation, &message));
     }
     let elements = counts.iter().zip(dims.iter().cycle()).map(|(&count, &dim)| count as u128 * dim as u128);
-    if elements.sum::<u128>() > MOST_ELEMENTS {
-        return Err(failure(operation, &format!("more than {MOST_ELEMENTS} elements")));
+    if elements.sum::<u128>() > MAX_ELEMENTS {
+        return Err(failure(operation, &format!("more than {MAX_ELEMENTS} elements")));
     }
     Ok(RankPieces::new(&counts, dims))
 }

@@ -10,7 +10,7 @@ use recstore_ps::{RemoteConfig, RemoteStore};
 use crate::executor::TorchThreads;
 use crate::guard::Failure;
 use crate::handles::Handles;
-use crate::stores::{Place, Placed, Stores};
+use crate::stores::{Placed, Stores, TableLocation};
 
 /// Names a [`recstore::SimdLevel`] to run with instead of the machine's widest.
 const SIMD_VARIABLE: &str = "RECSTORE_SIMD";
@@ -19,7 +19,7 @@ const SIMD_VARIABLE: &str = "RECSTORE_SIMD";
 const PREFETCH_THREADS: usize = 2;
 
 /// Prefetches that nobody consumes are dropped beyond this number, oldest first.
-pub(crate) const MOST_PREFETCHES: usize = 1024;
+pub(crate) const MAX_PREFETCHES: usize = 1024;
 
 static REGISTRY: OnceCell<Registry> = OnceCell::new();
 
@@ -27,7 +27,7 @@ static REGISTRY: OnceCell<Registry> = OnceCell::new();
 pub struct Registry {
     embedded: Arc<LocalStore>,
     state: RwLock<State>,
-    pub(crate) prefetches: Prefetches<Place>,
+    pub(crate) prefetches: Prefetches<TableLocation>,
 }
 
 pub(crate) struct State {
@@ -63,7 +63,7 @@ impl Registry {
     pub(crate) fn new(embedded: Arc<LocalStore>, frozen: Arc<FrozenStore>) -> Self {
         let stores = Stores::new(embedded.clone(), frozen);
         let state = State { stores, handles: Handles::default() };
-        let prefetches = Prefetches::new(PREFETCH_THREADS, MOST_PREFETCHES);
+        let prefetches = Prefetches::new(PREFETCH_THREADS, MAX_PREFETCHES);
         Self { embedded, state: RwLock::new(state), prefetches }
     }
 

@@ -8,7 +8,7 @@ use recstore_ps::AsyncTarget;
 
 use crate::guard::Failure;
 use crate::registry::Registry;
-use crate::stores::Place;
+use crate::stores::TableLocation;
 use crate::tables::by_store;
 
 impl Registry {
@@ -17,14 +17,14 @@ impl Registry {
     pub(crate) fn take_steps(
         &self,
         operation: &'static str,
-        steps: Vec<CollectedStep<'_, Place>>,
-    ) -> std::result::Result<(), PartialStep<Place, Failure>> {
+        steps: Vec<CollectedStep<'_, TableLocation>>,
+    ) -> std::result::Result<(), PartialStep<TableLocation, Failure>> {
         let updates = steps.into_iter().map(|CollectedStep { table, chunks }| {
             (table, TableUpdate { table: table.table, chunks, step: Step::Next })
         });
         let groups = by_store(updates.collect());
         let mut stepped = Vec::new();
-        let failed = |store: usize, error, stepped: &[Place]| PartialStep {
+        let failed = |store: usize, error, stepped: &[TableLocation]| PartialStep {
             error: self.name_dropped(operation, store, error),
             stepped: stepped.to_vec(),
         };
@@ -36,7 +36,9 @@ impl Registry {
         for (store, updates) in &groups {
             let result = self.noted_update(&*self.store_numbered(*store), *store, updates);
             if matches!(result, Ok(()) | Err(Error::StepCutShort(_))) {
-                stepped.extend(updates.iter().map(|update| Place { store: *store, table: update.table }));
+                stepped.extend(
+                    updates.iter().map(|update| TableLocation { store: *store, table: update.table }),
+                );
             }
             result.map_err(|error| failed(*store, error, &stepped))?;
         }
@@ -60,7 +62,7 @@ impl Registry {
     /// Notes the rows that steps changed; all, if some left.
     fn note_updates(&self, store: usize, updates: &[TableUpdate<'_>], some_left: bool) {
         for update in updates {
-            let place = Place { store, table: update.table };
+            let place = TableLocation { store, table: update.table };
             if some_left {
                 self.prefetches().note(&place, None);
             } else {

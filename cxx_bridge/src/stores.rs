@@ -17,7 +17,7 @@ pub(crate) const FROZEN: usize = 1;
 
 /// The store of a table and the table's number there: no other table ever has both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct TableLocation {
     pub(crate) store: usize,
     pub(crate) table: TableId,
 }
@@ -25,13 +25,13 @@ pub(crate) struct Place {
 /// A table and where it lies.
 #[derive(Debug, Clone)]
 pub(crate) struct Placed {
-    pub(crate) place: Place,
+    pub(crate) place: TableLocation,
     pub(crate) table: Arc<dyn EmbeddingTable>,
 }
 
 impl Placed {
     pub(crate) fn new(store: usize, table: Arc<dyn EmbeddingTable>) -> Self {
-        Self { place: Place { store, table: table.id() }, table }
+        Self { place: TableLocation { store, table: table.id() }, table }
     }
 }
 
@@ -44,8 +44,8 @@ pub(crate) struct Stores {
     /// Those on servers, in the order in which they were chosen.
     servers: Vec<Arc<RemoteStore>>,
     /// By number, from 1 on.
-    places: Vec<Place>,
-    numbers: BTreeMap<Place, i64>,
+    places: Vec<TableLocation>,
+    numbers: BTreeMap<TableLocation, i64>,
 }
 
 impl Stores {
@@ -101,7 +101,7 @@ impl Stores {
     }
 
     /// Returns the number of a table, which it keeps.
-    pub(crate) fn number(&mut self, place: Place) -> i64 {
+    pub(crate) fn number(&mut self, place: TableLocation) -> i64 {
         let Self { places, numbers, .. } = self;
         *numbers.entry(place).or_insert_with(|| {
             places.push(place);
@@ -110,7 +110,7 @@ impl Stores {
     }
 
     /// Returns where the table of a number lies.
-    pub(crate) fn place(&self, number: i64) -> Option<Place> {
+    pub(crate) fn place(&self, number: i64) -> Option<TableLocation> {
         let before = usize::try_from(number).ok()?.checked_sub(1)?;
         self.places.get(before).copied()
     }

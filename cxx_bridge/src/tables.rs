@@ -5,7 +5,7 @@ use std::sync::Arc;
 use recstore::{EmbeddingStore, EmbeddingTable, Error, LoadReport, OptimizerState, TableConfig};
 
 use crate::registry::Registry;
-use crate::stores::{Place, Placed};
+use crate::stores::{Placed, TableLocation};
 
 impl Registry {
     /// Returns the table `name` of the store in which tables are opened now, and its number, which no other table has.
@@ -95,7 +95,7 @@ impl Registry {
         &self,
         operation: &'static str,
         number: i64,
-    ) -> recstore::Result<(Arc<dyn EmbeddingStore>, Place)> {
+    ) -> recstore::Result<(Arc<dyn EmbeddingStore>, TableLocation)> {
         self.read_state(|state| {
             let place =
                 state.stores.place(number).ok_or(Error::UnknownHandle { operation, handle: number })?;
@@ -115,7 +115,7 @@ impl Registry {
 }
 
 /// Sorts what is about tables by their stores, those chosen last first.
-pub(crate) fn by_store<T>(items: Vec<(Place, T)>) -> Vec<(usize, Vec<T>)> {
+pub(crate) fn by_store<T>(items: Vec<(TableLocation, T)>) -> Vec<(usize, Vec<T>)> {
     let mut groups: Vec<(usize, Vec<T>)> = Vec::new();
     for (place, item) in items {
         match groups.iter_mut().find(|(store, _)| *store == place.store) {

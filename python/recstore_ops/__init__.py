@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from recstore_ops.nn.optimizer import SparseOptimizer
     from recstore_ops.nn.prefetch import PrefetchingDataLoader
     from recstore_ops.nn.staging import StagedRows, StagingDataLoader
-    from recstore_ops.ops.made_ids import bucket_ids, cross_ids, hash_strings, ngram_ids, prefix_ids
+    from recstore_ops.ops.feature_hashing import bucket_ids, cross_ids, hash_strings, ngram_ids, prefix_ids
     from recstore_ops.servers.choosing import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
     from recstore_ops.servers.server_config import Tls
     from recstore_ops.servers.store import table_names
@@ -177,8 +177,8 @@ _HOMES = {
     "UpdateRule": "table.update_rule",
     "active_config": "config.config_file",
     "averaged": "nn.averaged",
-    "bucket_ids": "ops.made_ids",
-    "cross_ids": "ops.made_ids",
+    "bucket_ids": "ops.feature_hashing",
+    "cross_ids": "ops.feature_hashing",
     "current_ps_backend": "servers.choosing",
     "default_table": "table.table",
     "embedding": "nn.functional",
@@ -187,7 +187,7 @@ _HOMES = {
     "forget": "forgetting",
     "freeze": "serving",
     "get_kv_client": "client.client",
-    "hash_strings": "ops.made_ids",
+    "hash_strings": "ops.feature_hashing",
     "inspect_checkpoint": "inspect.checkpoint_report",
     "inspect_table": "inspect.table_report",
     "leave_ps_workers": "servers.workers",
@@ -195,9 +195,9 @@ _HOMES = {
     "load_config_file": "config.config_file",
     "memory_in_use": "client.client",
     "merge_gradients": "autograd",
-    "ngram_ids": "ops.made_ids",
+    "ngram_ids": "ops.feature_hashing",
     "opening_empty_tables": "table.copying",
-    "prefix_ids": "ops.made_ids",
+    "prefix_ids": "ops.feature_hashing",
     "ps_barrier": "servers.workers",
     "ps_workers": "servers.workers",
     "publish": "serving",

@@ -5,7 +5,7 @@ from os import PathLike
 from typing import Any, BinaryIO
 
 from recstore_ops.servers.server_config import Tls
-from recstore_ops.servers.workers import Teamwork
+from recstore_ops.servers.workers import WorkerSync
 
 __version__: str
 
@@ -136,7 +136,7 @@ class Server:
         insecure: bool,
         directory: str | None,
         durability: str,
-        workers: Teamwork,
+        workers: WorkerSync,
         follow: str | None,
         synchronous: bool,
         unix_socket: str | None = None,

@@ -65,7 +65,7 @@ NAMED = {
 }
 OFF = ("train", "training", "use_input_stats", "insert", "pin_memory")
 PLACES = ("index", "indices", "ids", "offsets", "target", "sorter", "boundaries")
-TRIES, MOST_ELEMENTS = 60, 4096
+TRIES, MAX_ELEMENTS = 60, 4096
 
 
 def _bags(schema: Any, draw: random.Random) -> list[Any]:
@@ -356,7 +356,7 @@ def _breaks_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 def _is_small(result: Any) -> bool:
     if isinstance(result, Tensor):
-        return result.numel() <= MOST_ELEMENTS
+        return result.numel() <= MAX_ELEMENTS
     return not isinstance(result, (list, tuple)) or (len(result) <= 8 and all(map(_is_small, result)))
 
 

@@ -19,7 +19,7 @@ from warm_processes import PROCESSES
 
 from recstore_ops import get_kv_client, table_names
 
-MOST_RANKS = 4
+MAX_RANKS = 4
 SECONDS = 120
 """No test waits longer for its ranks."""
 
@@ -83,7 +83,7 @@ second_groups: dict[int, dist.ProcessGroup] = {}
 def started_ranks() -> Iterator[Ranks]:
     """Starts the processes, and ends them."""
     with tempfile.TemporaryDirectory() as folder:
-        pairs = [PROCESSES.Pipe() for _ in range(MOST_RANKS)]
+        pairs = [PROCESSES.Pipe() for _ in range(MAX_RANKS)]
         processes = [
             PROCESSES.Process(target=_serve, args=(rank, Path(folder) / "store", child), daemon=True)
             for rank, (_, child) in enumerate(pairs)
@@ -102,8 +102,8 @@ def _serve(rank: int, store: Path, connection: Connection) -> None:
     """Runs what comes through the connection, as a rank."""
     torch.set_num_threads(1)
     timeout = timedelta(seconds=SECONDS)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=MOST_RANKS, timeout=timeout)
-    for world in range(1, MOST_RANKS + 1):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=MAX_RANKS, timeout=timeout)
+    for world in range(1, MAX_RANKS + 1):
         for made in (groups, second_groups):
             made[world] = dist.new_group(range(world), timeout=timeout)  # type: ignore[assignment]
     with suppress(EOFError):

@@ -21,7 +21,7 @@ from warm_recstore import WarmRecstore
 from recstore_ops import DistEmbedding, DistEmbeddingBag
 from recstore_ops.ops import operators
 from recstore_ops.serving import export
-from recstore_ops.serving.door.grpc_messages import SERVICE, message_class
+from recstore_ops.serving.server.grpc_messages import SERVICE, message_class
 
 TOKEN = "a secret"
 _MAIN = re.compile(r'^model ".*" at (https?)://([^\s,;]+)')
@@ -134,7 +134,7 @@ class Answered:
         return self.document["error"]
 
 
-class ModelServer:
+class ServedModel:
     """`recstore serve-model DIR` in a process of its own, ended with the block.
 
     Attributes:
@@ -199,7 +199,7 @@ class ModelServer:
         assert found, status
         return int(found[1]) * 1024
 
-    def __enter__(self) -> ModelServer:
+    def __enter__(self) -> ServedModel:
         return self
 
     def __exit__(

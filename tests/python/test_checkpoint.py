@@ -747,7 +747,7 @@ def test_a_module_made_after_a_load_does_not_start_its_rows_again(tmp_path: Path
     assert module.weight[[0, 1, 2]].tolist() == [[7.0, 7.0], [7.0, 7.0], [1.0, 1.0]]
 
 
-READS_IN_A_NEW_PROCESS = """
+READS_IN_NEW_PROCESS = """
 import sys, torch
 from recstore_ops import DistEmbedding, RecStoreClient
 assert RecStoreClient().load(sys.argv[1]).metadata == [1]
@@ -759,7 +759,7 @@ def test_a_new_process_goes_on(tmp_path: Path) -> None:
     module = DistEmbedding(None, 4, "t", optimizer="adam")
     train([module], batches(2))
     RecStoreClient().save(tmp_path / "checkpoint", metadata=[1])
-    output_of(READS_IN_A_NEW_PROCESS, tmp_path / "checkpoint", tmp_path / "rows.pt", warns="error")
+    output_of(READS_IN_NEW_PROCESS, tmp_path / "checkpoint", tmp_path / "rows.pt", warns="error")
     assert torch.equal(torch.load(tmp_path / "rows.pt"), module(torch.arange(-50, 50)).detach())
 
 

@@ -95,7 +95,7 @@ def test_quality_is_that_of_the_best_evaluation_of_each(report: str) -> None:
 
 def test_time_has_a_ratio(report: str) -> None:
     cells = cells_of(report)
-    assert cells["training rows a second"] == ["2,000", "1,000", "2.00 x"]
+    assert cells["training rows per second"] == ["2,000", "1,000", "2.00 x"]
     assert cells["seconds of training"] == ["1.00", "2.00", "0.50 x"]
     assert cells["seconds for the vocabulary"] == ["-", "2.00", "-"]
     assert cells["seconds in all"] == ["3.00", "6.00", "0.50 x"]
@@ -119,7 +119,7 @@ def test_the_plot_is_written_and_shown_in_the_report(tmp_path: Path, report: str
 
 def test_the_text_has_the_same_rows_and_fits_a_terminal(tmp_path: Path) -> None:
     text = write_comparison(tmp_path / "report", our_run(tmp_path / "a"), their_run(tmp_path / "b"))
-    assert "training rows a second" in text
+    assert "training rows per second" in text
     assert "2.00 x" in text
     assert max(len(line) for line in text.splitlines()) <= 100
 

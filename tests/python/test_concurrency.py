@@ -29,7 +29,7 @@ from recstore_ops.ops import operators
 pytestmark = [pytest.mark.tier("test"), pytest.mark.timeout(120)]
 
 THREADS = 4
-PATIENCE = 60
+TIMEOUT = 60
 """Seconds that the threads of a test may take."""
 
 
@@ -47,7 +47,7 @@ def at_once(*works: Callable[[], object]) -> list[BaseException]:
     barrier, failures = threading.Barrier(len(works)), list[BaseException]()
 
     def run(work: Callable[[], object]) -> None:
-        barrier.wait(PATIENCE)
+        barrier.wait(TIMEOUT)
         try:
             work()
         except BaseException as failure:
@@ -57,7 +57,7 @@ def at_once(*works: Callable[[], object]) -> list[BaseException]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
     assert not any(thread.is_alive() for thread in threads)
     return failures
 

@@ -57,11 +57,11 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "amsgrad": {"kind": "adam", "lr": 0.1, "amsgrad": True},
 }
 
-BEFORE_A_CHANGE = ("sgd", "rowwise_adagrad", "adam", "lamb", "ftrl")
+BEFORE_CHANGE = ("sgd", "rowwise_adagrad", "adam", "lamb", "ftrl")
 each_optimizer = pytest.mark.parametrize(
     "optimizer",
     [
-        pytest.param(name, marks=[] if name in BEFORE_A_CHANGE else [pytest.mark.tier("all")], id=name)
+        pytest.param(name, marks=[] if name in BEFORE_CHANGE else [pytest.mark.tier("all")], id=name)
         for name in OPTIMIZERS
     ],
 )

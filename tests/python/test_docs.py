@@ -37,7 +37,7 @@ MODULES = sorted(
     if not module.name.endswith("_native")
     if importlib.util.find_spec("ray") is not None or not module.name.startswith("recstore_ops.ray")
     if importlib.util.find_spec("google.protobuf") is not None
-    or not module.name.startswith("recstore_ops.serving.door.")
+    or not module.name.startswith("recstore_ops.serving.server.")
 )
 
 

@@ -198,7 +198,7 @@ def assert_train_alike(
         assert_near(bag.weight[torch.arange(NUM_IDS)], theirs.weight(name).detach())
 
 
-WITH_SGD_BEFORE_A_CHANGE = ("mean", "several dims, weights")
+WITH_SGD_BEFORE_CHANGE = ("mean", "several dims, weights")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ WITH_SGD_BEFORE_A_CHANGE = ("mean", "several dims, weights")
         *(pytest.param(case, ADAGRAD, id=f"{name}-adagrad") for name, case in CASES.items()),
         *(
             pytest.param(*each.values, SGD, id=f"{each.id}-sgd", marks=each.marks)
-            for each in cells(CASES, *WITH_SGD_BEFORE_A_CHANGE)
+            for each in cells(CASES, *WITH_SGD_BEFORE_CHANGE)
         ),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_collection_trains_as_the_bags_of_torch(
     assert_train_alike(ours, ours, optimizer, batches(case))
 
 
-COMPILED_BEFORE_A_CHANGE = ("sum and mean", "a shared table, mean")
+COMPILED_BEFORE_CHANGE = ("sum and mean", "a shared table, mean")
 
 
 def eager_and_compiled() -> list[Any]:
@@ -228,7 +228,7 @@ def eager_and_compiled() -> list[Any]:
             case,
             compiles,
             id=f"{'compiled' if compiles else 'eager'}-{name}",
-            marks=[pytest.mark.tier("all")] if compiles and name not in COMPILED_BEFORE_A_CHANGE else [],
+            marks=[pytest.mark.tier("all")] if compiles and name not in COMPILED_BEFORE_CHANGE else [],
         )
         for compiles in (False, True)
         for name, case in CASES.items()

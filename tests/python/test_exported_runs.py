@@ -10,7 +10,7 @@ import pytest
 import torch
 from runtime_programs import ONLY_TORCH, Runtime
 from saved_runs import run_train
-from served_models import ModelServer, infer_body
+from served_models import ServedModel, infer_body
 from warm_programs import output_of
 
 from recstore_ops import RecStoreClient, load_bundle, table_names
@@ -155,7 +155,7 @@ def test_a_run_answers_requests(trained: Train, tmp_path: Path, name: str) -> No
     run = trained(name)
     bundle = export_run(run, [rows_of(run)], tmp_path / "bundle")
     rows = rows_of(run).rows(0, 5)
-    with ModelServer(tmp_path / "bundle") as server:
+    with ServedModel(tmp_path / "bundle") as server:
         answer = server.send("/v2/models/bundle/infer", infer_body(("ids", "INT64", tensors_of(rows)["ids"])))
     given = {each["name"]: torch.tensor(each["data"]).view(each["shape"]) for each in answer.document["outputs"]}
     # A matrix product of another number of threads may differ in its last bits.

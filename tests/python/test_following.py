@@ -221,7 +221,7 @@ def test_tables_that_are_loaded_begin_a_history(clicks: Clicks, publisher: Publi
 def test_bases_follow_one_another_and_old_files_go(
     clicks: Clicks, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recstore_ops.serving.following.publication_files._LEAST_BYTES", 20_000)
+    monkeypatch.setattr("recstore_ops.serving.following.publication_files._MIN_BYTES", 20_000)
     bundle, stopped = followed(publisher, tmp_path), followed(publisher, tmp_path)
     stopped.close()
     bases = set()
@@ -245,7 +245,7 @@ def test_bases_follow_one_another_and_old_files_go(
 def test_a_base_that_no_update_made_whole_goes(
     clicks: Clicks, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recstore_ops.serving.following.publication_files._LEAST_BYTES", 100)
+    monkeypatch.setattr("recstore_ops.serving.following.publication_files._MIN_BYTES", 100)
     operators.emb_write(clicks.user.table.handle, torch.arange(5000), torch.rand(5000, 4))
     publisher.step()
     publisher.update()  # It has seen that the update is written, and begun with a base.
@@ -258,7 +258,7 @@ def test_a_base_that_no_update_made_whole_goes(
 def test_tables_that_are_loaded_while_a_base_is_written_begin_a_history(
     clicks: Clicks, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recstore_ops.serving.following.publication_files._LEAST_BYTES", 100)
+    monkeypatch.setattr("recstore_ops.serving.following.publication_files._MIN_BYTES", 100)
     bundle, write = followed(publisher, tmp_path), ExportedModel.write
 
     def write_slowly(*args: Any, **kwargs: Any) -> None:

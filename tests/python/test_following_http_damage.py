@@ -144,7 +144,7 @@ def peer(news: tuple[Sums, Publisher]) -> Iterator[Peer]:
 def wrong(peer: Peer, answer: Answer, word: str) -> Iterator[None]:
     """Has a peer answer wrongly for some paths, and followers wait for less time."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(http_source, "_PATIENCE", 0.3)
+        patched.setattr(http_source, "_TIMEOUT", 0.3)
         peer.wrong, peer.word = answer, word
         yield
         peer.wrong = None

@@ -46,7 +46,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_a_copy_is_followed_to_the_bit(clicks: Clicks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publication_files, "_LEAST_BYTES", 4_000)
+    monkeypatch.setattr(publication_files, "_MIN_BYTES", 4_000)
     with published(clicks, tmp_path) as publisher:
         publisher.flush()
         bundle, bases = opened(clicks, tmp_path), set()

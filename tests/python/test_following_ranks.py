@@ -157,7 +157,7 @@ def test_what_ranks_train_is_seen_to_the_bit(ranks: Ranks, table_name: Callable[
 
 def published_bases(group: Group, name: str, path: Path) -> tuple[int, bool]:
     """Publishes until there are other bases; returns how many there were, and whether the last is right."""
-    usual, publication_files._LEAST_BYTES = publication_files._LEAST_BYTES, 100
+    usual, publication_files._MIN_BYTES = publication_files._MIN_BYTES, 100
     model, first = clicks(group, name), dist.get_rank(group) == 0
     bases = set()
     with published_by(group, model, (IDS,), path / "news", interval=0) as publisher:
@@ -169,7 +169,7 @@ def published_bases(group: Group, name: str, path: Path) -> tuple[int, bool]:
         publisher.flush()
         expected = answer(model)
         is_right = not first or caught_up(followed(publisher, path), publisher)(IDS).equal(expected)
-    publication_files._LEAST_BYTES = usual
+    publication_files._MIN_BYTES = usual
     return len(bases), is_right
 
 

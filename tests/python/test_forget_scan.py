@@ -23,7 +23,7 @@ from safetensors.torch import save, save_file
 
 from recstore_ops import _native
 from recstore_ops.forgetting.id_set import IdSet, read_ids
-from recstore_ops.forgetting.report import Held
+from recstore_ops.forgetting.report import Occurrence
 from recstore_ops.forgetting.scan import look_into, scan
 
 pytestmark = pytest.mark.tier("quick")
@@ -191,8 +191,8 @@ def test_all_files_below_are_looked_through_but_for_those_known(tmp_path: Path) 
 
 
 def test_a_report_says_what_is_certain() -> None:
-    assert str(Held("file", "text", (7,), 1, is_certain=False)) == "file may hold 7, once: text"
-    assert str(Held("file", "rows", (7, 8), 2_000)) == "file holds 7, 8, 2,000 times: rows"
+    assert str(Occurrence("file", "text", (7,), 1, is_certain=False)) == "file may hold 7, once: text"
+    assert str(Occurrence("file", "rows", (7, 8), 2_000)) == "file holds 7, 8, 2,000 times: rows"
 
 
 def test_ids_of_a_text_stand_between_commas_blanks_and_line_ends() -> None:

@@ -36,7 +36,7 @@ pytestmark = [
 DIM = 4
 IDS = torch.arange(8)
 ROWS = torch.arange(8.0)[:, None].expand(8, DIM)
-PATIENCE = 30
+TIMEOUT = 30
 """Seconds that a child may take."""
 
 FORKS = 10
@@ -83,7 +83,7 @@ def workers(module: DistEmbedding) -> Iterator[list[Worker]]:
     yield workers
     for worker in workers:
         worker.stopped.set()
-        worker.join(PATIENCE)
+        worker.join(TIMEOUT)
         assert not worker.is_alive()
         assert worker.failures.empty()
 
@@ -101,10 +101,10 @@ def in_child(work: Callable[[], None]) -> None:
         os.write(writing, report.encode()[-60_000:])
         os._exit(0 if not report else 1)
     os.close(writing)
-    ready, _, _ = select.select([reading], [], [], PATIENCE)
+    ready, _, _ = select.select([reading], [], [], TIMEOUT)
     if not ready:
         os.kill(child, signal.SIGKILL)
-    report = os.read(reading, 65_536).decode() if ready else f"the child hung for {PATIENCE} s"
+    report = os.read(reading, 65_536).decode() if ready else f"the child hung for {TIMEOUT} s"
     os.close(reading)
     _, status = os.waitpid(child, 0)
     assert report == ""
@@ -254,7 +254,7 @@ def test_a_process_forked_by_multiprocessing_reads_and_is_refused_a_step(
     process = context.Process(target=read_in_process, args=(module, answers))
 
     process.start()
-    process.join(PATIENCE)
+    process.join(TIMEOUT)
 
     if process.exitcode is None:
         process.kill()
@@ -278,9 +278,7 @@ class RowsOfIds(Dataset[tuple[int, Tensor]]):
 
 
 def test_the_workers_of_a_data_loader_read_rows(module: DistEmbedding, workers: list[Worker]) -> None:
-    loader = DataLoader(
-        RowsOfIds(module), batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=PATIENCE
-    )
+    loader = DataLoader(RowsOfIds(module), batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=TIMEOUT)
     for _ in range(2):
         batches = list(loader)
         assert torch.equal(torch.cat([ids for ids, _ in batches]), IDS)

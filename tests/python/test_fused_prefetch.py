@@ -181,7 +181,7 @@ def test_a_prefetch_that_the_store_dropped_is_read_instead(table_name: Callable[
 
 
 def test_beyond_a_bound_the_oldest_prefetch_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "MOST_ISSUED", 2)
+    monkeypatch.setattr(prefetch, "MAX_ISSUED", 2)
     bags = collection()
     first = bags.issue_fused_prefetch(batch(1))
     second = bags.issue_fused_prefetch(batch(2))

@@ -45,7 +45,7 @@ class OfTwo(nn.Module):
         return self.function(x, y)
 
 
-class Sides(NamedTuple):
+class UserAndItem(NamedTuple):
     """Two tensors."""
 
     user: Tensor
@@ -193,14 +193,14 @@ def test_named_tuples_go_in_and_come_out(tmp_path: Path) -> None:
     class Both(nn.Module):
         """A model of named tuples."""
 
-        def forward(self, sides: Sides) -> Sides:
+        def forward(self, sides: UserAndItem) -> UserAndItem:
             """Returns other ones."""
-            return Sides(sides.user + 1, sides.item * 2)
+            return UserAndItem(sides.user + 1, sides.item * 2)
 
     x = torch.ones(4, 2)
-    bundle = load_bundle(export(Both(), (Sides(x, x),), tmp_path / "model"))
-    given = bundle(Sides(x[:1], x[:1]))
-    assert given._fields == Sides._fields
+    bundle = load_bundle(export(Both(), (UserAndItem(x, x),), tmp_path / "model"))
+    given = bundle(UserAndItem(x[:1], x[:1]))
+    assert given._fields == UserAndItem._fields
     assert given.item.equal(x[:1] * 2)
 
 

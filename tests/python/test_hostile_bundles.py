@@ -27,7 +27,7 @@ pytestmark = pytest.mark.tier("test")
 
 IDS = torch.tensor([[1, 2], [3, 4], [5, 99]])
 FILES = ["manifest.json", "graph.json", "state.safetensors", "program.pt2", "tables/0.safetensors"]
-PATIENCE = 5.0
+TIMEOUT = 5.0
 """Seconds within which an error must come."""
 
 
@@ -79,7 +79,7 @@ def refusal_of(path: Path, use: Callable[[Path], object] = use_all_of) -> str:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT)
     assert not thread.is_alive(), "it hangs"
     assert caught, "it was not refused"
     assert isinstance(caught[0], OSError | ValueError), repr(caught[0])

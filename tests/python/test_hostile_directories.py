@@ -22,7 +22,7 @@ from recstore_ops import (
     servers,
 )
 from recstore_ops.servers.resharding import reshard_directory
-from recstore_ops.servers.workers import Teamwork
+from recstore_ops.servers.workers import WorkerSync
 
 pytestmark = [
     pytest.mark.tier("test"),
@@ -157,7 +157,7 @@ def server_on(path: Path, durability: Durability) -> _native.Server:
         insecure=False,
         directory=str(path),
         durability=durability,
-        workers=Teamwork(),
+        workers=WorkerSync(),
         follow=None,
         synchronous=False,
     )

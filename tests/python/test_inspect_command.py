@@ -143,7 +143,7 @@ def test_a_table_without_rows_has_no_norms(recstore: Recstore, tmp_path: Path, c
 
 
 def test_norms_are_over_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_report, "_ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr(checkpoint_report, "_ROWS_PER_CHUNK", 7)
     DistEmbedding(None, 1, "t")
     RecStoreClient().push("t", torch.arange(100), torch.arange(100.0).unsqueeze(1))
     checkpoint.save(tmp_path)

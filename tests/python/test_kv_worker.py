@@ -21,7 +21,7 @@ from recstore_ops import KVResponse, KVWorker, RecStoreClient, servers
 pytestmark = [pytest.mark.tier("test"), pytest.mark.timeout(120)]
 
 TableName = Callable[[], str]
-PATIENCE = 20.0
+TIMEOUT = 20.0
 SUMS = {"kind": "sgd", "lr": 1.0}
 """Rows are the negative sums of what was pushed."""
 
@@ -52,11 +52,11 @@ class Hold:
     def __init__(self, worker: KVWorker) -> None:
         self._has_begun, self._release = threading.Event(), threading.Event()
         self.timestamp = worker.pull([0], priority=1 << 30, callback=self._wait)
-        assert self._has_begun.wait(PATIENCE)
+        assert self._has_begun.wait(TIMEOUT)
 
     def _wait(self, _: KVResponse) -> None:
         self._has_begun.set()
-        assert self._release.wait(PATIENCE)
+        assert self._release.wait(TIMEOUT)
 
     def __enter__(self) -> Hold:
         return self
@@ -73,7 +73,7 @@ def test_a_pull_sees_the_pushes_before_it(table_name: TableName) -> None:
             worker.push(keys, torch.full((3, 3), -1.0))
         pulled = worker.pull(keys)
         assert pulled == 12
-        assert torch.equal(worker.wait_rows(pulled, PATIENCE), torch.full((3, 3), 12.0))
+        assert torch.equal(worker.wait_rows(pulled, TIMEOUT), torch.full((3, 3), 12.0))
         with pytest.raises(ValueError, match="request 12 has no rows to give: it is a push, out or its callback"):
             worker.wait_rows(pulled)
         both = worker.push_pull([4, 4, 9], -torch.ones(3, 3))
@@ -114,7 +114,7 @@ def test_higher_priorities_come_first_and_pushes_keep_their_order(worker: KVWork
         worker.push([1], [1.0], priority=5, callback=note("push 5"))
         worker.pull([1], priority=7, callback=note("pull 7"))
         worker.pull([1], callback=note("last pull 0"))
-    worker.wait_all(PATIENCE)
+    worker.wait_all(TIMEOUT)
     assert order == ["pull 7", "push -1", "push 5", "pull 0", "last pull 0"]
 
 
@@ -131,7 +131,7 @@ def test_the_order_is_that_of_a_plain_model(worker: KVWorker) -> None:
                 else:
                     timestamp = worker.pull([1], priority=priority, callback=note)
                 model.append((timestamp, changes, priority))
-        worker.wait_all(PATIENCE)
+        worker.wait_all(TIMEOUT)
         assert taken == [next_of(model) for _ in range(30)]
 
 
@@ -150,11 +150,11 @@ def test_what_finds_no_room_waits_and_is_then_refused_with_the_limit(table_name:
             with pytest.raises(TimeoutError) as full:
                 worker.push([1], [1.0])
         assert str(full.value) == ("push: max_pending is 2, of which 2 are pending: no room for 1 more within 0.05 s")
-        worker.wait_all(PATIENCE)
+        worker.wait_all(TIMEOUT)
         with pytest.raises(ValueError, match="push_pull: a request of 96 bytes exceeds max_pending_bytes, 64"):
             worker.push_pull([1] * 6, [1.0] * 6)
         rows = worker.pull([1] * 4)
-        worker.wait_all(PATIENCE)
+        worker.wait_all(TIMEOUT)
         with pytest.raises(
             TimeoutError, match=r"max_pending_bytes is 64, of which 16 are pending: no room for 60 more"
         ):
@@ -180,7 +180,7 @@ def test_a_wait_has_an_end_and_the_request_goes_on(worker: KVWorker) -> None:
         with pytest.raises(TimeoutError, match=rf"request {hold.timestamp} did not finish"):
             worker.wait_all(0.05)
         assert worker.num_pending() == 2
-    worker.wait(pushed, PATIENCE)
+    worker.wait(pushed, TIMEOUT)
     worker.wait(pushed)
     assert worker.wait_rows(worker.pull([1])).item() == 1.0
     with pytest.raises(ValueError, match="request 99 was never issued"):
@@ -243,7 +243,7 @@ def test_callbacks_get_rows_and_their_exceptions_are_warned_of_and_raised(worker
     pulled = worker.push_pull([1], [-1.0], callback=responses.append)
     out = torch.zeros(1, 1)
     into = worker.pull([1], out, callback=responses.append)
-    worker.wait_all(PATIENCE)
+    worker.wait_all(TIMEOUT)
     assert [response.timestamp for response in responses] == [pulled, into]
     assert responses[0].rows is not None
     assert responses[0].rows.item() == 1.0
@@ -260,7 +260,7 @@ def test_callbacks_get_rows_and_their_exceptions_are_warned_of_and_raised(worker
 
 def _failure_of(worker: KVWorker, timestamp: int) -> BaseException:
     with pytest.raises(BaseException) as failed:  # noqa: PT011
-        worker.wait(timestamp, PATIENCE)
+        worker.wait(timestamp, TIMEOUT)
     return failed.value
 
 
@@ -276,8 +276,8 @@ def test_a_callback_may_issue_requests_and_is_refused_what_would_wait_for_itself
                 except (RuntimeError, TimeoutError) as error:
                     seen.append(str(error))
 
-        worker.wait(worker.pull([1], callback=issue), PATIENCE)
-        worker.wait_all(PATIENCE)
+        worker.wait(worker.pull([1], callback=issue), TIMEOUT)
+        worker.wait_all(TIMEOUT)
         assert worker.wait_rows(worker.pull([1])).item() == 1.0
     assert seen == [
         "request 1 cannot finish while a callback waits for it",
@@ -334,7 +334,7 @@ def test_a_wait_ends_at_an_interrupt_and_the_request_goes_on(worker: KVWorker) -
                 worker.wait(pushed)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    worker.wait(pushed, PATIENCE)
+    worker.wait(pushed, TIMEOUT)
 
 
 def test_a_dropped_table_is_named(table_name: TableName) -> None:
@@ -344,14 +344,14 @@ def test_a_dropped_table_is_named(table_name: TableName) -> None:
             RecStoreClient().drop(worker.name)
         for timestamp, operation in ((pushed, "emb_update"), (pulled, "emb_read")):
             with pytest.raises(RuntimeError, match=rf'^{operation}: table "{worker.name}" was dropped'):
-                worker.wait(timestamp, PATIENCE)
+                worker.wait(timestamp, TIMEOUT)
 
 
 def test_a_key_out_of_the_bound_is_an_index_error(table_name: TableName) -> None:
     with KVWorker(table_name(), num_embeddings=4) as worker:
         for timestamp in (worker.push([4], [1.0]), worker.pull([4])):
             with pytest.raises(IndexError, match="id 4 at position 0"):
-                worker.wait(timestamp, PATIENCE)
+                worker.wait(timestamp, TIMEOUT)
 
 
 @pytest.mark.parametrize("limit", ["max_pending", "max_pending_bytes", "issue_timeout"])

@@ -16,17 +16,17 @@ from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, Table
 pytestmark = pytest.mark.tier("test")
 
 TableName = Callable[[], str]
-DIM, NUM, MOST = 20, 50, 1.5
+DIM, NUM, MAX = 20, 50, 1.5
 
 
 def clipped(gradients: Tensor) -> Tensor:
-    """Each row scaled to a norm of `MOST`, if it is longer."""
+    """Each row scaled to a norm of `MAX`, if it is longer."""
     norms = torch.linalg.vector_norm(gradients.double(), dim=1, keepdim=True)
-    return (gradients * (MOST / norms).clamp(max=1)).float()
+    return (gradients * (MAX / norms).clamp(max=1)).float()
 
 
 def batches(count: int = 6) -> Iterator[tuple[Tensor, Tensor]]:
-    """Ids with duplicates, and gradients of which some are longer than `MOST`."""
+    """Ids with duplicates, and gradients of which some are longer than `MAX`."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(count):
         ids = torch.randint(NUM, (80,), generator=generator)
@@ -47,7 +47,7 @@ def rows(of: Table) -> Tensor:
 
 @pytest.mark.parametrize("ids_are", ["distinct", "duplicates"])
 def test_the_sum_of_an_ids_gradients_is_clipped(ids_are: str, table_name: TableName) -> None:
-    ours, theirs = table(table_name(), max_grad_norm=MOST, seed=1), table(table_name(), seed=1)
+    ours, theirs = table(table_name(), max_grad_norm=MAX, seed=1), table(table_name(), seed=1)
     theirs_rows = rows(ours)
     lengths = []
     for ids, gradients in batches():
@@ -58,7 +58,7 @@ def test_the_sum_of_an_ids_gradients_is_clipped(ids_are: str, table_name: TableN
         summed = torch.zeros(len(distinct), DIM).index_add(0, inverse, gradients)
         lengths.append(torch.linalg.vector_norm(summed, dim=1))
         theirs_rows[distinct] -= 0.5 * clipped(summed)
-    assert 0.1 < (torch.cat(lengths) > MOST).float().mean() < 0.9, "some are clipped and some are not"
+    assert 0.1 < (torch.cat(lengths) > MAX).float().mean() < 0.9, "some are clipped and some are not"
     torch.testing.assert_close(rows(ours), theirs_rows, rtol=0, atol=2e-6)
     assert theirs.config.max_grad_norm is None
 
@@ -96,7 +96,7 @@ def test_values_whose_squares_overflow_are_clipped_too(table_name: TableName) ->
 
 def test_servers_clip_the_sum_of_all_gradients(table_name: TableName, tmp_path: Path) -> None:
     def trained(name: str) -> Tensor:
-        ours = table(name, max_grad_norm=MOST)
+        ours = table(name, max_grad_norm=MAX)
         for ids, gradients in batches():
             update(ours, ids, gradients)
         return rows(ours)

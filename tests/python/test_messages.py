@@ -31,7 +31,7 @@ LISTS = {
     "rust/recstore-ps/src/grpc/service.rs": {"{:?}", "{kind:?}"},
     "rust/recstore-tch/src/error.rs": {"{actual:?}", "{expected:?}"},
     "rust/recstore/src/checkpoint/table_file/reader.rs": {"{:?}"},
-    "rust/recstore/src/rows/made_ids/mod.rs": {"{sizes:?}"},
+    "rust/recstore/src/rows/feature_hashing/mod.rs": {"{sizes:?}"},
     "rust/recstore/src/disk/directory/name.rs": {"{:?}"},
     "rust/recstore-runtime/src/inputs.rs": {"{shape:?}", "{:?}"},
     "rust/recstore-runtime/src/manifest.rs": {"{:?}", "{name:?}", "{shape:?}", "{sizes:?}"},

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from training_runs import Recorder, train_new
 
 from recstore_ops.training import Batch, Evaluation, PlantedSequences, TrainingConfig, auc, planted_sequences
-from recstore_ops.training.synthetic.sequences import CLUSTERS, ITEMS_PER_CLUSTER, MOST_HISTORY, true_logits
+from recstore_ops.training.synthetic.sequences import CLUSTERS, ITEMS_PER_CLUSTER, MAX_HISTORY, true_logits
 
 pytestmark = pytest.mark.tier("test")
 
@@ -43,7 +43,7 @@ class TestRows:
     def test_have_histories_of_every_length_and_all_items(self) -> None:
         train = planted_sequences(3, **ROWS).train
         lengths = [len(history) for history, _ in rows_of(train)]
-        assert (min(lengths), max(lengths)) == (0, MOST_HISTORY)
+        assert (min(lengths), max(lengths)) == (0, MAX_HISTORY)
         for seen in (train.ids, torch.tensor([target for _, target in rows_of(train)])):
             assert torch.equal(seen.unique(), torch.arange(CLUSTERS * ITEMS_PER_CLUSTER))
 

@@ -132,7 +132,7 @@ def test_idle_peers_stay_longer(served: Served, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_full_port_closes_who_does_least_for_longest(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publication_server, "_MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(publication_server, "_MAX_CONNECTIONS", 4)
     publisher = served()
     idle = []
     for number in range(1, 3):

@@ -17,8 +17,8 @@ from torch.nn import functional
 from recstore_ops import DistEmbedding, Table
 from recstore_ops.ops import operators
 from recstore_ops.sharding import exchange, exchange_statistics, pipeline, shard_of
-from recstore_ops.sharding.exchange import FLAGS, Asked, Layout, exchange_messages
-from recstore_ops.sharding.pipeline import Pace
+from recstore_ops.sharding.exchange import FLAGS, Layout, Requests, exchange_messages
+from recstore_ops.sharding.pipeline import UpdateInterval
 
 pytestmark = pytest.mark.tier("test")
 
@@ -28,7 +28,7 @@ DIMS = [3, 5]
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_requests_are_the_distinct_ids_of_each_owner(world: int) -> None:
     ids = [torch.randint(-9, 9, (40,)), torch.randint(-(2**62), 2**62, (7,)), torch.empty(0, dtype=torch.int64)]
-    asked, taken = Asked.of(ids, world), 0
+    asked, taken = Requests.of(ids, world), 0
     pieces = asked.ids.split([count for counts in asked.counts_WT for count in counts])
     for table, ids_N in enumerate(ids):
         own = pieces[table :: len(ids)]
@@ -157,7 +157,7 @@ def paced(seconds: dict[bool, float], monkeypatch: pytest.MonkeyPatch, batches: 
     """Which batches are exchanged ahead where each way takes some seconds; one batch is always begun ahead."""
     clock = [0.0]
     monkeypatch.setattr(pipeline, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    own, chosen, note = Pace(), [], 0
+    own, chosen, note = UpdateInterval(), [], 0
     for number in range(batches):
         if own.is_decided_now and note:
             own.decide([note, *others])
@@ -185,7 +185,7 @@ def test_the_ranks_together_choose(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_time_is_measured(table_name: Callable[[], str]) -> None:
-    own = Pace()
+    own = UpdateInterval()
     for _ in range(4):
         own.begin()
     for _ in range(3):

@@ -98,8 +98,8 @@ def figures_by_loop(model: Table, rows: list[tuple[int, int, int]], candidates: 
 class TestFigures:
     @pytest.mark.parametrize("scores_at_a_time", [1, 30, 1 << 22])
     def test_are_those_of_a_loop_over_queries(self, monkeypatch: pytest.MonkeyPatch, scores_at_a_time: int) -> None:
-        monkeypatch.setattr(retrieval, "_SCORES_AT_A_TIME", scores_at_a_time)
-        monkeypatch.setattr(retrieval, "_ROWS_AT_A_TIME", 4)
+        monkeypatch.setattr(retrieval, "_SCORES_PER_CHUNK", scores_at_a_time)
+        monkeypatch.setattr(retrieval, "_ROWS_PER_CHUNK", 4)
         monkeypatch.setattr(retrieval, "_PENDING_ROWS", 3)
         rows, model = drawn(60), Table()
         blocks = [rows_of(*rows[start : start + 7]) for start in range(0, 60, 7)]

@@ -125,8 +125,8 @@ def test_a_circle_of_files_is_named_with_its_imports(tmp_path: Path, way_back: s
 def test_a_folder_and_its_files_are_no_circle(tmp_path: Path) -> None:
     files = {
         "lib.rs": "",
-        "rows/mod.rs": "mod row;\nuse self::row::Row;\npub use crate::rows::row::Other;\npub struct Place;\n",
-        "rows/row.rs": "use super::Place;\nuse crate::rows::Other as Same;\n",
+        "rows/mod.rs": "mod row;\nuse self::row::Row;\npub use crate::rows::row::Other;\npub struct Location;\n",
+        "rows/row.rs": "use super::Location;\nuse crate::rows::Other as Same;\n",
     }
     assert faults(tmp_path, files) == []
 

@@ -101,7 +101,7 @@ def test_features_give_the_bits_of_python(runtime: Runtime, table_name: TableNam
     assert_gives(runtime, path, [features.values(), lengths.T], wanted, tmp_path)
 
 
-def test_made_ids_give_the_bits_of_python(runtime: Runtime, table_name: TableName, tmp_path: Path) -> None:
+def test_feature_hashing_give_the_bits_of_python(runtime: Runtime, table_name: TableName, tmp_path: Path) -> None:
     model = Made(table_name())
     path = export(model, MADE_OF, tmp_path / "bundle")
     assert_gives(runtime, path, list(MADE_OF), expected(model, *MADE_OF), tmp_path)

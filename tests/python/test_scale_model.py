@@ -126,9 +126,9 @@ def test_what_does_not_fit_is_named() -> None:
 def test_limits_are_those_of_the_code() -> None:
     limit = (ROOT / "rust/recstore/src/table/ids/id_allocator.rs").read_text(encoding="utf-8")
     assert "const LIMIT: usize = u32::MAX as usize - 1;" in limit
-    assert scale_model.MOST_ROWS == 2**32 - 1 - 1
+    assert scale_model.MAX_ROWS == 2**32 - 1 - 1
     config = (ROOT / "rust/recstore-ps/src/config.rs").read_text(encoding="utf-8")
-    assert f"max_connections: {scale_model.MOST_CONNECTIONS}," in config
+    assert f"max_connections: {scale_model.MAX_CONNECTIONS}," in config
 
 
 def test_the_plot_is_drawn_and_a_wrong_argument_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

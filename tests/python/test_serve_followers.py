@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import trustme
-from served_models import ModelServer, infer_body
+from served_models import ServedModel, infer_body
 from warm_recstore import run_recstore
 
 from recstore_ops import DistEmbedding, Publisher, export, publish
@@ -48,7 +48,7 @@ def publisher(rows: DistEmbedding, folder: Path) -> Iterator[Publisher]:
         yield publisher
 
 
-def answers(server: ModelServer) -> list[float]:
+def answers(server: ServedModel) -> list[float]:
     answered = server.send("/v2/models/rows/infer", infer_body(("ids", "INT64", IDS)))
     return answered.document["outputs"][0]["data"]
 
@@ -59,7 +59,7 @@ def test_answers_follow_the_trainer(place: str, rows: DistEmbedding, publisher: 
     if place == "address":
         options = ("--follow", publisher.address, "--follow-token-file", folder / "token")
         options = (*options, "--follow-tls-ca", folder / "ca.pem")
-    with ModelServer(folder / "rows", *options) as server:
+    with ServedModel(folder / "rows", *options) as server:
         for value in (1.0, 2.0):
             operators.emb_write(rows.table.handle, IDS, torch.full((4, 2), value))
             publisher.step()

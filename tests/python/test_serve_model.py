@@ -18,7 +18,7 @@ from served_models import (
     DTYPES,
     MIXED,
     Halves,
-    ModelServer,
+    ServedModel,
     bags,
     binary_body,
     bytes_of,
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from warm_recstore import run_recstore
 
 from recstore_ops.serving import export, load_bundle
-from recstore_ops.serving.door.grpc_messages import COMPILED
+from recstore_ops.serving.server.grpc_messages import COMPILED
 
 pytestmark = pytest.mark.tier("test")
 
@@ -51,12 +51,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path) -> Iterator[dict[str, ModelServer]]:
+def served(folder: Path) -> Iterator[dict[str, ServedModel]]:
     """A server for each bundle."""
     with (
-        ModelServer(folder / "pairs", "--grpc-port", 0, "--health-port", 0, "--metrics-port", 0) as of_pairs,
-        ModelServer(folder / "mixed", "--grpc-port", 0, "--name", "all types") as of_mixed,
-        ModelServer(folder / "bags", "--grpc-port", 0) as of_bags,
+        ServedModel(folder / "pairs", "--grpc-port", 0, "--health-port", 0, "--metrics-port", 0) as of_pairs,
+        ServedModel(folder / "mixed", "--grpc-port", 0, "--name", "all types") as of_mixed,
+        ServedModel(folder / "bags", "--grpc-port", 0) as of_bags,
     ):
         yield {"pairs": of_pairs, "mixed": of_mixed, "bags": of_bags}
 
@@ -69,7 +69,7 @@ def mixed_outputs(folder: Path) -> dict[str, Tensor]:
     return load_bundle(folder / "mixed")(*(tensor for _, tensor in MIXED.values()))
 
 
-def test_the_start_says_all_in_one_line(served: dict[str, ModelServer]) -> None:
+def test_the_start_says_all_in_one_line(served: dict[str, ServedModel]) -> None:
     address = served["pairs"].addresses
     assert served["pairs"].line == (
         f'model "pairs" at http://{address["http"]}, gRPC at {address["grpc"]}, '
@@ -83,7 +83,7 @@ def test_the_start_says_all_in_one_line(served: dict[str, ModelServer]) -> None:
     )
 
 
-def test_the_server_and_its_model_are_described(served: dict[str, ModelServer]) -> None:
+def test_the_server_and_its_model_are_described(served: dict[str, ServedModel]) -> None:
     server = served["pairs"]
     described = server.send("/v2").document
     assert (described["name"], described["extensions"]) == ("recstore", ["binary_tensor_data"])
@@ -117,7 +117,7 @@ def test_the_server_and_its_model_are_described(served: dict[str, ModelServer]) 
         assert tensors == model[kind]
 
 
-def test_ports_of_health_and_metrics_have_nothing_else(served: dict[str, ModelServer]) -> None:
+def test_ports_of_health_and_metrics_have_nothing_else(served: dict[str, ServedModel]) -> None:
     server = served["pairs"]
     assert server.send("/v2/health/live", port="health").document == {"live": True}
     assert server.send("/v2/health/ready", port="health").document == {"ready": True}
@@ -127,7 +127,7 @@ def test_ports_of_health_and_metrics_have_nothing_else(served: dict[str, ModelSe
 
 
 @pytest.mark.parametrize("ids", [IDS, IDS[:1], IDS[:0]])
-def test_json_is_answered_as_the_bundle_answers(served: dict[str, ModelServer], folder: Path, ids: Tensor) -> None:
+def test_json_is_answered_as_the_bundle_answers(served: dict[str, ServedModel], folder: Path, ids: Tensor) -> None:
     answered = served["pairs"].send("/v2/models/pairs/infer", pairs_body(ids, id="42"))
     assert answered.status == 200, answered.body
     document = answered.document
@@ -137,7 +137,7 @@ def test_json_is_answered_as_the_bundle_answers(served: dict[str, ModelServer], 
     assert output == {"name": "output", "datatype": "FP32", "shape": [len(ids)]}
 
 
-def test_lists_may_be_flat_and_outputs_chosen(served: dict[str, ModelServer], folder: Path) -> None:
+def test_lists_may_be_flat_and_outputs_chosen(served: dict[str, ServedModel], folder: Path) -> None:
     entry = {"name": "ids", "datatype": "INT64", "shape": [4, 2], "data": IDS.flatten().tolist()}
     body = json.dumps({"inputs": [entry], "outputs": [{"name": "output"}], "model_name": "pairs"}).encode()
     answered = served["pairs"].send("/v2/models/pairs/versions/1/infer", body)
@@ -145,7 +145,7 @@ def test_lists_may_be_flat_and_outputs_chosen(served: dict[str, ModelServer], fo
     assert answered.document["outputs"][0]["data"] == load_bundle(folder / "pairs")(IDS).tolist()
 
 
-def test_binary_data_goes_both_ways(served: dict[str, ModelServer], folder: Path) -> None:
+def test_binary_data_goes_both_ways(served: dict[str, ServedModel], folder: Path) -> None:
     body, headers = binary_body(*mixed_inputs(), all_binary=True)
     answered = served["mixed"].send("/v2/models/all%20types/infer", body, headers)
     assert answered.status == 200, answered.body
@@ -156,7 +156,7 @@ def test_binary_data_goes_both_ways(served: dict[str, ModelServer], folder: Path
         assert found[name].equal(tensor), name
 
 
-def test_binary_data_and_json_mix(served: dict[str, ModelServer], folder: Path) -> None:
+def test_binary_data_and_json_mix(served: dict[str, ServedModel], folder: Path) -> None:
     binary, headers = binary_body(*mixed_inputs(["ids", "flags"]))
     length = int(headers["Inference-Header-Content-Length"])
     document = json.loads(binary[:length])
@@ -175,7 +175,7 @@ def test_binary_data_and_json_mix(served: dict[str, ModelServer], folder: Path) 
     assert second == {"name": "sum", "datatype": "FP32", "shape": [2], "data": expected["sum"].tolist()}
 
 
-def test_numbers_that_are_not_finite_pass(served: dict[str, ModelServer]) -> None:
+def test_numbers_that_are_not_finite_pass(served: dict[str, ServedModel]) -> None:
     inputs = json.loads(infer_body(*mixed_inputs()))["inputs"]
     inputs[1]["data"] = [[float("nan"), 0.0, 0.0], [float("-inf"), 0.0, 0.0]]
     body = json.dumps({"inputs": inputs, "outputs": [{"name": "sum"}]}).encode()
@@ -189,7 +189,7 @@ CONTENTS = {"INT64": "int64", "FP32": "fp32", "FP64": "fp64", "BOOL": "bool", "I
 
 
 @pytest.mark.parametrize("is_raw", [False, True])
-def test_grpc_answers_as_the_bundle_does(served: dict[str, ModelServer], folder: Path, is_raw: bool) -> None:
+def test_grpc_answers_as_the_bundle_does(served: dict[str, ServedModel], folder: Path, is_raw: bool) -> None:
     inputs = [
         {"name": name, "datatype": datatype, "shape": list(tensor.shape)}
         if is_raw
@@ -224,7 +224,7 @@ def test_grpc_answers_as_the_bundle_does(served: dict[str, ModelServer], folder:
 
 
 @pytest.mark.parametrize("is_raw", [False, True])
-def test_a_request_of_grpc_chooses_how_outputs_are_written(served: dict[str, ModelServer], is_raw: bool) -> None:
+def test_a_request_of_grpc_chooses_how_outputs_are_written(served: dict[str, ServedModel], is_raw: bool) -> None:
     entry = {
         "name": "ids",
         "datatype": "INT64",
@@ -239,7 +239,7 @@ def test_a_request_of_grpc_chooses_how_outputs_are_written(served: dict[str, Mod
     )
 
 
-def test_offsets_are_answered_request_by_request(served: dict[str, ModelServer], folder: Path) -> None:
+def test_offsets_are_answered_request_by_request(served: dict[str, ServedModel], folder: Path) -> None:
     ids, offsets = torch.arange(50), torch.tensor([0, 0, 20, 50])
     body = infer_body(("input", "INT64", ids), ("offsets", "INT64", offsets))
     answered = served["bags"].send("/v2/models/bags/infer", body)
@@ -251,7 +251,7 @@ def test_offsets_are_answered_request_by_request(served: dict[str, ModelServer],
 def test_sixteen_bits_go_as_binary_data(tmp_path: Path) -> None:
     halves, brains = torch.tensor([0.5, 65504.0]).half(), torch.tensor([1.5, -3e38]).bfloat16()
     export(Halves(), (halves, brains), tmp_path / "halves")
-    with ModelServer(tmp_path / "halves", "--grpc-port", 0) as server, server.channel() as channel:
+    with ServedModel(tmp_path / "halves", "--grpc-port", 0) as server, server.channel() as channel:
         inputs = (("halves", "FP16", halves), ("brains", "BF16", brains))
         body, headers = binary_body(*inputs, all_binary=True)
         found = tensors_of(server.send("/v2/models/halves/infer", body, headers))
@@ -277,7 +277,7 @@ def test_sixteen_bits_go_as_binary_data(tmp_path: Path) -> None:
 
 
 def test_metrics_count_what_was_asked(folder: Path) -> None:
-    with ModelServer(folder / "pairs", "--grpc-port", 0) as server, server.channel() as channel:
+    with ServedModel(folder / "pairs", "--grpc-port", 0) as server, server.channel() as channel:
         for _ in range(3):
             assert server.send("/v2/models/pairs/infer", pairs_body(IDS)).status == 200
         assert server.send("/v2/models/pairs/infer", b"{").status == 400
@@ -304,7 +304,7 @@ def test_metrics_count_what_was_asked(folder: Path) -> None:
 
 
 def test_metrics_are_documented() -> None:
-    from recstore_ops.serving.door.metrics import Metrics
+    from recstore_ops.serving.server.metrics import Metrics
 
     text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     told = {line.split()[2] for line in Metrics('a "name"\\').text().splitlines() if line.startswith("# TYPE")}
@@ -360,7 +360,7 @@ class Constant(nn.Module):
 
 def test_outputs_within_outputs_have_names(tmp_path: Path) -> None:
     export(Nested(), (torch.ones(2),), tmp_path / "nested")
-    with ModelServer(tmp_path / "nested") as server:
+    with ServedModel(tmp_path / "nested") as server:
         body = infer_body(("x", "FP32", torch.zeros(1)))
         outputs = server.send("/v2/models/nested/infer", body).document["outputs"]
     assert {output["name"]: output["data"] for output in outputs} == {"all.0": [0], "all.1.0": [1], "last": [2]}

@@ -13,17 +13,17 @@ from typing import Any
 import aiohttp
 import pytest
 import torch
-from served_models import ModelServer, Slow, infer_body, pairs, pairs_body
+from served_models import ServedModel, Slow, infer_body, pairs, pairs_body
 from torch import Tensor, nn
 
 from recstore_ops.cli.serve_model import serve_model_command
 from recstore_ops.serving import export, load_bundle
-from recstore_ops.serving.door import serving
-from recstore_ops.serving.door.batching import Batcher
-from recstore_ops.serving.door.door import Door
-from recstore_ops.serving.door.metrics import Metrics
-from recstore_ops.serving.door.refusals import Kind, Refusal
-from recstore_ops.serving.door.settings import DoorSettings
+from recstore_ops.serving.server import serving
+from recstore_ops.serving.server.batching import Batcher
+from recstore_ops.serving.server.metrics import Metrics
+from recstore_ops.serving.server.model_server import ModelServer
+from recstore_ops.serving.server.refusals import Kind, Refusal
+from recstore_ops.serving.server.settings import ModelServerSettings
 
 pytestmark = pytest.mark.tier("test")
 
@@ -60,7 +60,7 @@ def run(
     metrics = Metrics("model")
 
     async def main() -> Any:
-        batcher = Batcher(program, joins, DoorSettings(**settings), metrics)
+        batcher = Batcher(program, joins, ModelServerSettings(**settings), metrics)
         try:
             return await task(batcher)
         finally:
@@ -221,7 +221,7 @@ def test_torch_has_the_threads_that_it_may_have() -> None:
         return list(inputs)
 
     async def main() -> None:
-        batcher = Batcher(program, False, DoorSettings(torch_threads=2), Metrics("model"))
+        batcher = Batcher(program, False, ModelServerSettings(torch_threads=2), Metrics("model"))
         await batcher.run(rows(1))
         batcher.close()
 
@@ -234,7 +234,7 @@ def test_torch_has_the_threads_that_it_may_have() -> None:
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="--max-pending-bytes 10 has no room for one request of --max-body 11"):
-        DoorSettings(max_pending_bytes=10, max_body=11)
+        ModelServerSettings(max_pending_bytes=10, max_body=11)
 
 
 class OverBatch(nn.Module):
@@ -320,17 +320,17 @@ def test_what_is_joined_is_decided_by_the_program(
     tmp_path: Path, model: nn.Module, inputs: tuple[Tensor, ...], reason: str | None
 ) -> None:
     bundle = load_bundle(export(model, inputs, tmp_path / "model"))
-    assert Door(bundle, "model", DoorSettings()).signature.alone == reason
-    assert Door(bundle, "model", DoorSettings(max_batch=1)).signature.alone == "--max-batch is 1"
+    assert ModelServer(bundle, "model", ModelServerSettings()).signature.alone == reason
+    assert ModelServer(bundle, "model", ModelServerSettings(max_batch=1)).signature.alone == "--max-batch is 1"
 
 
 def test_lengths_that_vary_are_joined_where_they_are_equal(tmp_path: Path) -> None:
     bundle = load_bundle(export(Doubled(), (X,), tmp_path / "model", dynamic_shapes=LENGTHS))
-    door = Door(bundle, "model", DoorSettings())
-    assert (door.signature.alone, door.signature.inputs[0].public_shape) == (None, [-1, -1])
+    server = ModelServer(bundle, "model", ModelServerSettings())
+    assert (server.signature.alone, server.signature.inputs[0].public_shape) == (None, [-1, -1])
 
 
-async def asked_at_once(server: ModelServer, path: str, bodies: Sequence[bytes]) -> list[tuple[int, Any]]:
+async def asked_at_once(server: ServedModel, path: str, bodies: Sequence[bytes]) -> list[tuple[int, Any]]:
     """Sends requests over a connection each, at once."""
 
     async def ask(session: aiohttp.ClientSession, body: bytes) -> tuple[int, Any]:
@@ -346,7 +346,7 @@ def test_joined_answers_equal_the_bundles_to_the_bit(tmp_path: Path) -> None:
     program = load_bundle(bundle)
     generator = torch.Generator().manual_seed(3)
     requests = [torch.randint(0, 120, (number % 5, 2), generator=generator) for number in range(60)]
-    with ModelServer(bundle, "--max-delay-us", 20_000, "--workers", 2) as server:
+    with ServedModel(bundle, "--max-delay-us", 20_000, "--workers", 2) as server:
         bodies = [pairs_body(ids, id=str(number)) for number, ids in enumerate(requests)]
         answers = asyncio.run(asked_at_once(server, "/v2/models/pairs/infer", bodies))
         calls = server.metric("recstore_model_batch_requests_count")
@@ -359,7 +359,7 @@ def test_joined_answers_equal_the_bundles_to_the_bit(tmp_path: Path) -> None:
 @pytest.mark.tier("all")
 def test_a_busy_server_refuses_and_goes_on(tmp_path: Path) -> None:
     export(Slow(), (torch.rand(2, 1),), tmp_path / "slow")
-    with ModelServer(tmp_path / "slow", "--max-queue", 1, "--max-batch", 1, "--grpc-port", 0) as server:
+    with ServedModel(tmp_path / "slow", "--max-queue", 1, "--max-batch", 1, "--grpc-port", 0) as server:
         bodies = [infer_body(("x", "FP32", torch.rand(1, 1)))] * 8
         answers = asyncio.run(asked_at_once(server, "/v2/models/slow/infer", bodies))
         statuses = [status for status, _ in answers]
@@ -372,33 +372,33 @@ def test_a_busy_server_refuses_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_the_server_is_written_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    door = Door(load_bundle(export(Doubled(), (X,), tmp_path / "model")), "model", DoorSettings())
+    server = ModelServer(load_bundle(export(Doubled(), (X,), tmp_path / "model")), "model", ModelServerSettings())
 
     async def fail() -> None:
         raise LookupError("somewhere inside")
 
     with pytest.raises(Refusal, match="the server failed; its error stream says why") as refused:
-        asyncio.run(door.counted("http", fail))
+        asyncio.run(server.counted("http", fail))
     assert refused.value.kind is Kind.FAILED
     assert "LookupError: somewhere inside" in capsys.readouterr().err
 
 
 def test_requests_that_take_too_long_at_the_end_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = export(Doubled(), (X,), tmp_path / "model")
-    door = Door(load_bundle(directory), "model", DoorSettings())
+    server = ModelServer(load_bundle(directory), "model", ModelServerSettings())
 
     async def end() -> tuple[int, str]:
-        waiting = asyncio.create_task(door.counted("http", lambda: asyncio.sleep(30)))
+        waiting = asyncio.create_task(server.counted("http", lambda: asyncio.sleep(30)))
         await asyncio.sleep(0.01)
-        left = await door.answer_the_rest(0.05)
+        left = await server.answer_the_rest(0.05)
         with pytest.raises(Refusal) as refused:
-            await door.counted("http", lambda: asyncio.sleep(0))
+            await server.counted("http", lambda: asyncio.sleep(0))
         waiting.cancel()
         return left, str(refused.value)
 
     assert asyncio.run(end()) == (1, "the server ends")
-    assert door.metrics.requests == {("http", "ending"): 1, ("http", "cancelled"): 1}
+    assert server.metrics.requests == {("http", "ending"): 1, ("http", "cancelled"): 1}
 
     monkeypatch.setattr(serving, "serve", lambda *_: 1)
     with pytest.raises(ValueError, match="1 requests were not answered within 10 s"):
-        serve_model_command(directory, **vars(DoorSettings()))
+        serve_model_command(directory, **vars(ModelServerSettings()))

@@ -10,10 +10,10 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from served_models import ModelServer, call_with, pairs, pairs_body
+from served_models import ServedModel, call_with, pairs, pairs_body
 from strange_json import STRANGE, changed, paths
 
-from recstore_ops.serving.door.grpc_messages import message_class
+from recstore_ops.serving.server.grpc_messages import message_class
 
 pytestmark = pytest.mark.tier("all")
 
@@ -22,14 +22,14 @@ IDS = torch.tensor([[1, 2], [3, 4]])
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     """A server of `Pairs` with the limits that it has by default."""
     bundle = pairs(tmp_path_factory.mktemp("bundles") / "pairs", "json_forms")
-    with ModelServer(bundle, "--grpc-port", 0) as server:
+    with ServedModel(bundle, "--grpc-port", 0) as server:
         yield server
 
 
-def test_every_form_of_a_request_is_answered(server: ModelServer) -> None:
+def test_every_form_of_a_request_is_answered(server: ServedModel) -> None:
     outputs = [{"name": "output", "parameters": {"binary_data": False}}]
     document = json.loads(pairs_body(IDS, id="a", outputs=outputs, parameters={"binary_data_output": False}))
     assert server.send(INFER, json.dumps(document).encode()).status == 200
@@ -41,7 +41,7 @@ def test_every_form_of_a_request_is_answered(server: ModelServer) -> None:
     assert server.send(INFER, pairs_body(IDS)).status == 200
 
 
-def peak(server: ModelServer) -> int:
+def peak(server: ServedModel) -> int:
     """The most memory that the process ever had."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{server.process.pid}/status").read_text("utf-8"))
     assert found
@@ -50,7 +50,7 @@ def peak(server: ModelServer) -> int:
 
 @pytest.mark.parametrize("item", ["0", "-6", "300", "1.5", "[]", "{}", "[1]", '{"":0}', '""', '"ab"', "null"])
 @pytest.mark.parametrize("key", ["data", "inputs", "id"])
-def test_memory_stays_within_sixteen_times_the_bytes(server: ModelServer, key: str, item: str) -> None:
+def test_memory_stays_within_sixteen_times_the_bytes(server: ServedModel, key: str, item: str) -> None:
     size = 4_000_000
     assert server.send(INFER, pairs_body(IDS)).status == 200
     bomb = "[" + f"{item}," * ((size - 200) // (len(item) + 1)) + item + "]"
@@ -62,7 +62,7 @@ def test_memory_stays_within_sixteen_times_the_bytes(server: ModelServer, key: s
     assert peak(server) - before <= 16 * size + (64 << 20)
 
 
-def test_thousands_of_inputs_over_grpc_are_refused(server: ModelServer) -> None:
+def test_thousands_of_inputs_over_grpc_are_refused(server: ServedModel) -> None:
     message = message_class("ModelInferRequest")(model_name="pairs", inputs=[{}] * 20_000)
     with server.channel() as channel, pytest.raises(grpc.RpcError) as refused:
         call_with(channel, "ModelInfer", message.SerializeToString())

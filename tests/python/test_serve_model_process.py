@@ -20,7 +20,7 @@ import trustme
 from served_models import (
     TOKEN,
     Answered,
-    ModelServer,
+    ServedModel,
     Slow,
     binary_body,
     call,
@@ -80,7 +80,7 @@ def client_credentials(files: Path, own: str | None) -> grpc.ChannelCredentials:
 
 def test_tokens_are_asked_for_everywhere_but_by_health(bundle: Path, files: Path) -> None:
     options = ("--token-file", files / "token", "--grpc-port", 0, "--metrics-port", 0)
-    with ModelServer(bundle, *options) as server, server.channel() as channel:
+    with ServedModel(bundle, *options) as server, server.channel() as channel:
         for path in ("/v2", "/v2/models/pairs", "/v2/models/pairs/ready", "/metrics", "/nowhere"):
             for headers in ({}, {"Authorization": "Bearer another"}, {"Authorization": TOKEN}):
                 refused = server.send(path, headers=headers)
@@ -106,7 +106,7 @@ def test_tokens_are_asked_for_everywhere_but_by_health(bundle: Path, files: Path
 
 def test_connections_are_encrypted(bundle: Path, files: Path) -> None:
     options = ("--tls-certificate", files / "server.pem", "--tls-key", files / "server.pem", "--grpc-port", 0)
-    with ModelServer(bundle, *options, "--health-port", 0, tls=client_context(files, None)) as server:
+    with ServedModel(bundle, *options, "--health-port", 0, tls=client_context(files, None)) as server:
         assert f"at https://{server.addresses['http']}, gRPC at" in server.line
         assert server.send(INFER, pairs_body(IDS)).status == 200
         assert server.send("/v2/health/live", port="health").document == {"live": True}
@@ -123,7 +123,7 @@ def test_connections_are_encrypted(bundle: Path, files: Path) -> None:
 def test_clients_show_certificates(bundle: Path, files: Path) -> None:
     options = ("--tls-certificate", files / "server.pem", "--tls-key", files / "server.pem", "--grpc-port", 0)
     options = (*options, "--tls-client-ca", files / "ca.pem", "--token-file", files / "token")
-    with ModelServer(bundle, *options, tls=client_context(files, "client"), token=TOKEN) as server:
+    with ServedModel(bundle, *options, tls=client_context(files, "client"), token=TOKEN) as server:
         assert server.send(INFER, pairs_body(IDS)).status == 200
         with server.channel(client_credentials(files, "client")) as channel:
             assert call(channel, "ModelInfer", TOKEN, model_name="pairs", inputs=[CALLED]).outputs
@@ -188,7 +188,7 @@ def test_starts_that_are_refused(bundle: Path, files: Path, options: tuple[objec
 
 
 def test_ports_that_are_taken_are_named(bundle: Path) -> None:
-    with ModelServer(bundle, "--grpc-port", 0) as server:
+    with ServedModel(bundle, "--grpc-port", 0) as server:
         for option, port in (
             ("--port", "http"),
             ("--grpc-port", "grpc"),
@@ -204,21 +204,21 @@ def test_ports_that_are_taken_are_named(bundle: Path) -> None:
 
 
 def test_other_machines_are_let_in_where_that_is_said(bundle: Path, files: Path) -> None:
-    with ModelServer(bundle, "--host", "0.0.0.0", "--insecure") as server:
+    with ServedModel(bundle, "--host", "0.0.0.0", "--insecure") as server:
         assert " at http://0.0.0.0:" in server.line
         assert server.send("/v2/health/live").document == {"live": True}
     options = ("--tls-certificate", files / "server.pem", "--tls-key", files / "server.pem")
     tls = client_context(files, None)
     tls.check_hostname = False
     options = (*options, "--host", "0.0.0.0", "--token-file", files / "token")
-    with ModelServer(bundle, *options, tls=tls, token=TOKEN) as server:
+    with ServedModel(bundle, *options, tls=tls, token=TOKEN) as server:
         assert server.send("/v2").document["name"] == "recstore"
 
 
 def test_addresses_of_version_six(bundle: Path) -> None:
     if not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
-    with ModelServer(bundle, "--host", "::1", "--grpc-port", 0) as server, server.channel() as channel:
+    with ServedModel(bundle, "--host", "::1", "--grpc-port", 0) as server, server.channel() as channel:
         assert server.addresses["http"].startswith("[::1]:")
         assert call(channel, "ServerLive").live
 
@@ -241,7 +241,7 @@ def test_packages_that_are_missing_are_named(bundle: Path, package: str) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_requests_under_way_are_answered_at_the_end(slow: Path, number: int) -> None:
-    server = ModelServer(slow, "--max-batch", 1, "--grpc-port", 0)
+    server = ServedModel(slow, "--max-batch", 1, "--grpc-port", 0)
     answers: list[Answered] = []
     body = infer_body(("x", "FP32", torch.rand(1, 1)))
     asking = [
@@ -283,7 +283,7 @@ def test_requests_under_way_are_answered_at_the_end(slow: Path, number: int) -> 
 
 
 def test_a_server_that_drains_answers_while_it_is_not_ready(bundle: Path) -> None:
-    server = ModelServer(bundle, "--drain", 1.5, "--grpc-port", 0)
+    server = ServedModel(bundle, "--drain", 1.5, "--grpc-port", 0)
     with server.channel() as channel:
         assert call(channel, "ServerReady").ready
         begin = time.monotonic()
@@ -304,21 +304,21 @@ def test_a_server_that_drains_answers_while_it_is_not_ready(bundle: Path) -> Non
 
 
 def test_a_signal_before_the_first_request_ends_it(bundle: Path) -> None:
-    server = ModelServer(bundle)
+    server = ServedModel(bundle)
     idle = server.connection()
     idle.connect()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(20) == 0
 
 
-def opened(server: ModelServer, count: int, stack: ExitStack, port: str = "http") -> list[socket.socket]:
+def opened(server: ServedModel, count: int, stack: ExitStack, port: str = "http") -> list[socket.socket]:
     """Opens connections that say nothing."""
     host, number = server.addresses[port].split(":")
     return [stack.enter_context(socket.create_connection((host, int(number)), timeout=20)) for _ in range(count)]
 
 
 def test_a_full_port_closes_peers_that_said_nothing(bundle: Path) -> None:
-    with ModelServer(bundle, "--max-connections", 20, "--metrics-port", 0) as server, ExitStack() as stack:
+    with ServedModel(bundle, "--max-connections", 20, "--metrics-port", 0) as server, ExitStack() as stack:
         kept = server.connection()
         kept.request("GET", "/v2")
         assert kept.getresponse().read()
@@ -346,7 +346,7 @@ def test_a_full_port_closes_peers_that_said_nothing(bundle: Path) -> None:
 
 def test_connections_that_never_encrypt_give_way(bundle: Path, files: Path) -> None:
     options = ("--tls-certificate", files / "server.pem", "--tls-key", files / "server.pem", "--max-connections", 5)
-    with ModelServer(bundle, *options, tls=client_context(files, None)) as server, ExitStack() as stack:
+    with ServedModel(bundle, *options, tls=client_context(files, None)) as server, ExitStack() as stack:
         waiting = opened(server, 5, stack)
         assert server.send("/v2/health/live").status == 200
         for each in waiting:
@@ -356,7 +356,7 @@ def test_connections_that_never_encrypt_give_way(bundle: Path, files: Path) -> N
 
 def test_what_peers_do_wrong_is_told_once_a_second(bundle: Path, files: Path) -> None:
     options = ("--token-file", files / "token", "--grpc-port", 0, "--log-level", "info")
-    server = ModelServer(bundle, *options)
+    server = ServedModel(bundle, *options)
     for _ in range(50):
         assert server.send("/v2").status == 401
     host, port = server.addresses["grpc"].split(":")
@@ -375,7 +375,7 @@ def test_what_peers_do_wrong_is_told_once_a_second(bundle: Path, files: Path) ->
     assert re.search(r"INFO .*: limit of connections max_connections=1024 all_ports=\d+", told)
 
 
-def hostile(server: ModelServer, number: int) -> None:
+def hostile(server: ServedModel, number: int) -> None:
     """Sends a request that is refused: large, deep, cut off or wrong."""
     body, headers = binary_body(("ids", "INT64", torch.zeros(100_000, 2, dtype=torch.int64)))
     kind = number % 6
@@ -398,7 +398,7 @@ def hostile(server: ModelServer, number: int) -> None:
 
 
 def test_memory_stays_flat_under_hostile_requests(bundle: Path) -> None:
-    with ModelServer(bundle, "--grpc-port", 0) as server, server.channel() as channel:
+    with ServedModel(bundle, "--grpc-port", 0) as server, server.channel() as channel:
         before = 0
         for number in range(300):
             hostile(server, number)
@@ -414,7 +414,7 @@ def test_memory_stays_flat_under_hostile_requests(bundle: Path) -> None:
 
 
 def test_heads_that_are_no_http_are_refused(bundle: Path) -> None:
-    with ModelServer(bundle) as server, ExitStack() as stack:
+    with ServedModel(bundle) as server, ExitStack() as stack:
         for head in (b"\x16\x03\x01\x02\x00" * 20, b"GET /" + b"a" * 20_000, b"GET / HTTP/1.1\r\nA: " + b"b" * 20_000):
             (each,) = opened(server, 1, stack)
             each.sendall(head + b"\r\n\r\n")

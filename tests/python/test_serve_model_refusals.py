@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from served_models import ModelServer, bags, binary_body, bytes_of, call, call_with, mixed, pairs, pairs_body
+from served_models import ServedModel, bags, binary_body, bytes_of, call, call_with, mixed, pairs, pairs_body
 
-from recstore_ops.serving.door.grpc_messages import message_class
+from recstore_ops.serving.server.grpc_messages import message_class
 
 pytestmark = pytest.mark.tier("test")
 
@@ -24,23 +24,23 @@ INFER = "/v2/models/pairs/infer"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     """A server of `Pairs` with small limits."""
     bundle = pairs(tmp_path_factory.mktemp("bundles") / "pairs", "serve_model_refusals")
     options = ("--grpc-port", 0, "--max-body", 100_000, "--max-elements", 5_000, "--max-pending-bytes", 400_000)
-    with ModelServer(bundle, *options) as server:
+    with ServedModel(bundle, *options) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     """A server of `Mixed`."""
-    with ModelServer(mixed(tmp_path_factory.mktemp("bundles") / "mixed"), "--grpc-port", 0) as server:
+    with ServedModel(mixed(tmp_path_factory.mktemp("bundles") / "mixed"), "--grpc-port", 0) as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
-def _all_is_well_afterwards(server: ModelServer) -> Iterator[None]:
+def _all_is_well_afterwards(server: ServedModel) -> Iterator[None]:
     yield
     assert server.send(INFER, pairs_body(IDS)).status == 200
 
@@ -65,7 +65,7 @@ def _all_is_well_afterwards(server: ModelServer) -> Iterator[None]:
         (INFER, "GET", 405, f"{INFER} takes POST, got 'GET'"),
     ],
 )
-def test_paths_and_methods(server: ModelServer, path: str, method: str, status: int, message: str) -> None:
+def test_paths_and_methods(server: ServedModel, path: str, method: str, status: int, message: str) -> None:
     refused = server.send(path, method=method)
     assert (refused.status, refused.error) == (status, message)
     if status == 405:
@@ -141,7 +141,7 @@ WRONG_INPUTS = [
 
 
 @pytest.mark.parametrize(("document", "message"), WRONG_INPUTS)
-def test_requests_of_json(server: ModelServer, document: dict[str, Any], message: str) -> None:
+def test_requests_of_json(server: ServedModel, document: dict[str, Any], message: str) -> None:
     refused = server.send(INFER, json.dumps(document).encode())
     assert refused.error[: len(message)] == message
     assert refused.status == (413 if "at most" in message else 400)
@@ -164,7 +164,7 @@ def test_requests_of_json(server: ModelServer, document: dict[str, Any], message
         (b'{"%s": 1}' % (b"k" * 90_000), "the request has the key 'kkkk"),
     ],
 )
-def test_bodies_that_are_no_json(server: ModelServer, body: bytes, message: str) -> None:
+def test_bodies_that_are_no_json(server: ServedModel, body: bytes, message: str) -> None:
     refused = server.send(INFER, body)
     assert refused.status == 400
     assert refused.error.startswith(message), refused.error[:200]
@@ -181,7 +181,7 @@ def test_bodies_that_are_no_json(server: ModelServer, body: bytes, message: str)
         ("10", "the JSON cannot be read: "),
     ],
 )
-def test_lengths_of_the_header(server: ModelServer, length: str, message: str) -> None:
+def test_lengths_of_the_header(server: ServedModel, length: str, message: str) -> None:
     body, _ = binary_body(("ids", "INT64", IDS))
     refused = server.send(INFER, body, {"Inference-Header-Content-Length": length})
     assert (refused.status, refused.error[: len(message)]) == (400, message)
@@ -197,7 +197,7 @@ def test_lengths_of_the_header(server: ModelServer, length: str, message: str) -
         (10**15, 32, "input 'ids' has binary_data_size 1000000000000000, and 32 bytes are left"),
     ],
 )
-def test_sizes_of_binary_data(server: ModelServer, size: int, sent: int, message: str) -> None:
+def test_sizes_of_binary_data(server: ServedModel, size: int, sent: int, message: str) -> None:
     entry = {**ENTRY, "parameters": {"binary_data_size": size}}
     del entry["data"]
     header = json.dumps({"inputs": [entry]}).encode()
@@ -230,20 +230,20 @@ def mixed_body(**changes: Any) -> bytes:
         ({"floats": [1, 2, 10**400]}, "input 'floats' is FP32, and a number is too large for it"),
     ],
 )
-def test_elements_of_other_types(other: ModelServer, changes: dict[str, Any], message: str) -> None:
+def test_elements_of_other_types(other: ServedModel, changes: dict[str, Any], message: str) -> None:
     assert other.send("/v2/models/mixed/infer", mixed_body()).status == 200
     refused = other.send("/v2/models/mixed/infer", mixed_body(**changes))
     assert (refused.status, refused.error) == (400, message)
 
 
-def test_inputs_of_different_batches(other: ModelServer) -> None:
+def test_inputs_of_different_batches(other: ServedModel) -> None:
     document = json.loads(mixed_body())
     document["inputs"][1] |= {"shape": [2, 3], "data": [1, 2, 3, 4, 5, 6]}
     refused = other.send("/v2/models/mixed/infer", json.dumps(document).encode())
     assert refused.error == "input 'floats' has a dimension of 2 that must be 1, as that of 'ids'"
 
 
-def test_bytes_that_are_no_truth_values(other: ModelServer) -> None:
+def test_bytes_that_are_no_truth_values(other: ServedModel) -> None:
     document = json.loads(mixed_body())
     flags = document["inputs"][2]
     del flags["data"]
@@ -254,7 +254,7 @@ def test_bytes_that_are_no_truth_values(other: ModelServer) -> None:
     assert refused.error == "input 'flags' is BOOL: a byte is 0 or 1, got 2"
 
 
-def test_bodies_that_are_too_large_or_packed(server: ModelServer) -> None:
+def test_bodies_that_are_too_large_or_packed(server: ServedModel) -> None:
     refused = server.send(INFER, bytes(100_001))
     assert (refused.status, refused.error) == (413, "the body has 100001 bytes, at most 100000 are taken")
     taken = server.send(INFER, b"{}", {"Content-Encoding": "identity"})
@@ -271,7 +271,7 @@ def test_bodies_that_are_too_large_or_packed(server: ModelServer) -> None:
     connection.close()
 
 
-def test_bodies_in_chunks_and_after_a_question(server: ModelServer) -> None:
+def test_bodies_in_chunks_and_after_a_question(server: ServedModel) -> None:
     connection = server.connection()
     body = pairs_body(IDS)
     connection.request("POST", INFER, iter([body[:7], body[7:]]), encode_chunked=True)
@@ -285,7 +285,7 @@ def test_bodies_in_chunks_and_after_a_question(server: ModelServer) -> None:
         assert asking.recv(100).startswith(b"HTTP/1.1 413"), "before any of it is sent"
 
 
-def asking_first(server: ModelServer, length: int) -> socket.socket:
+def asking_first(server: ServedModel, length: int) -> socket.socket:
     """A connection that has sent the head of a request."""
     host, port = server.addresses["http"].split(":")
     asking = socket.create_connection((host, int(port)), timeout=10)
@@ -294,7 +294,7 @@ def asking_first(server: ModelServer, length: int) -> socket.socket:
     return asking
 
 
-def test_requests_take_memory_as_they_come(server: ModelServer) -> None:
+def test_requests_take_memory_as_they_come(server: ServedModel) -> None:
     waiting = [asking_first(server, 99_000) for _ in range(20)]
     for each in waiting:
         assert each.recv(100).startswith(b"HTTP/1.1 100")
@@ -371,14 +371,14 @@ RAW = {key: value for key, value in CALLED.items() if key != "contents"}
         ({"inputs": [CALLED], "outputs": [{"name": "score"}]}, "there is no output 'score'"),
     ],
 )
-def test_requests_of_grpc(server: ModelServer, fields: dict[str, Any], message: str) -> None:
+def test_requests_of_grpc(server: ServedModel, fields: dict[str, Any], message: str) -> None:
     with server.channel() as channel:
         code, said = refusal(channel, model_name="pairs", **fields)
         assert (code, said[: len(message)]) == ("INVALID_ARGUMENT", message)
         assert call(channel, "ModelInfer", model_name="pairs", inputs=[CALLED]).outputs
 
 
-def test_elements_of_grpc_that_are_out_of_range(other: ModelServer) -> None:
+def test_elements_of_grpc_that_are_out_of_range(other: ServedModel) -> None:
     document = json.loads(mixed_body(small=[128]))
     names = {"INT64": "int64", "FP32": "fp32", "BOOL": "bool", "INT8": "int", "UINT8": "uint"}
     inputs = document["inputs"]
@@ -389,7 +389,7 @@ def test_elements_of_grpc_that_are_out_of_range(other: ModelServer) -> None:
     assert (code, said) == ("INVALID_ARGUMENT", "input 'small' is INT8, from -128 to 127, got 128")
 
 
-def test_models_methods_and_messages_that_are_none(server: ModelServer) -> None:
+def test_models_methods_and_messages_that_are_none(server: ServedModel) -> None:
     with server.channel() as channel:
         unknown = ("NOT_FOUND", "there is no model 'cars', there is 'pairs'")
         assert refusal(channel, model_name="cars", inputs=[CALLED]) == unknown
@@ -421,7 +421,7 @@ def test_models_methods_and_messages_that_are_none(server: ModelServer) -> None:
 
 
 def test_what_the_model_refuses_is_the_clients_fault(tmp_path: Path) -> None:
-    with ModelServer(bags(tmp_path / "bags", "serve_model_refusals/bags"), "--grpc-port", 0) as server:
+    with ServedModel(bags(tmp_path / "bags", "serve_model_refusals/bags"), "--grpc-port", 0) as server:
         body, headers = binary_body(("input", "INT64", torch.arange(4)), ("offsets", "INT64", torch.tensor([1, 2])))
         refused = server.send("/v2/models/bags/infer", body, headers)
         message = "the model refuses the inputs: emb_bag: offsets must start at 0, got 1"
@@ -439,7 +439,7 @@ def test_damaged_tables_are_the_servers_fault(tmp_path: Path) -> None:
     content = bytearray(table.read_bytes())
     content[len(content) // 2] ^= 1
     table.write_bytes(content)
-    with ModelServer(bundle) as server:
+    with ServedModel(bundle) as server:
         refused = server.send("/v2/models/pairs/infer", pairs_body(torch.arange(20_000).reshape(-1, 2)))
         assert refused.status == 500
         assert refused.error.startswith(f"the model failed: frozen table: {table}: bytes ")

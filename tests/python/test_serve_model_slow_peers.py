@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from recstore_ops.serving import export, load_bundle
 from recstore_ops.serving.access import Access
-from recstore_ops.serving.door import serving
-from recstore_ops.serving.door.door import Door
-from recstore_ops.serving.door.grpc_messages import SERVICE, message_class
-from recstore_ops.serving.door.settings import DoorSettings
+from recstore_ops.serving.server import serving
+from recstore_ops.serving.server.grpc_messages import SERVICE, message_class
+from recstore_ops.serving.server.model_server import ModelServer
+from recstore_ops.serving.server.settings import ModelServerSettings
 
 pytestmark = pytest.mark.tier("all")
 
@@ -39,17 +39,17 @@ class Doubled(nn.Module):
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Door:
-    """A door with much room."""
+def server(tmp_path: Path) -> ModelServer:
+    """A server with much room."""
     bundle = load_bundle(export(Doubled(), (torch.rand(3, 2),), tmp_path / "model"))
-    return Door(bundle, "model", DoorSettings(**LARGE))
+    return ModelServer(bundle, "model", ModelServerSettings(**LARGE))
 
 
-def over(door: Door, port: str, task: Callable[[int], Awaitable[Any]], token: str | None = None) -> Any:
+def over(server: ModelServer, port: str, task: Callable[[int], Awaitable[Any]], token: str | None = None) -> Any:
     """Runs a task beside a port whose peers have 0.3 s, given its number."""
 
     async def main() -> Any:
-        front = serving.opened(door, Access(token), arrival=0.3)
+        front = serving.opened(server, Access(token), arrival=0.3)
         try:
             return await task(front.listen(port, "127.0.0.1", 0))
         finally:
@@ -59,9 +59,9 @@ def over(door: Door, port: str, task: Callable[[int], Awaitable[Any]], token: st
     return asyncio.run(main())
 
 
-def refused(door: Door, port: str, reason: str) -> int:
+def refused(server: ModelServer, port: str, reason: str) -> int:
     """How many peers a port refused or closed for a reason."""
-    return next(dict(counts)[reason] for name, _, counts in door.metrics.ports() if name == port)
+    return next(dict(counts)[reason] for name, _, counts in server.metrics.ports() if name == port)
 
 
 def head(size: int, further: str = "") -> bytes:
@@ -69,7 +69,7 @@ def head(size: int, further: str = "") -> bytes:
     return f"POST /v2/models/model/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n{further}\r\n".encode()
 
 
-def test_a_body_that_does_not_arrive(door: Door) -> None:
+def test_a_body_that_does_not_arrive(server: ModelServer) -> None:
     async def ask(port: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head(100) + b"{")
@@ -77,13 +77,13 @@ def test_a_body_that_does_not_arrive(door: Door) -> None:
         writer.close()
         return answered
 
-    first, _, body = over(door, "http", ask).partition(b"\r\n\r\n")
+    first, _, body = over(server, "http", ask).partition(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 408 ")
     assert json.loads(body) == {"error": "the request did not arrive within 0.3 s"}
-    assert door.metrics.requests == {("http", "slow"): 1}
+    assert server.metrics.requests == {("http", "slow"): 1}
 
 
-def test_a_body_that_is_cut_off(door: Door) -> None:
+def test_a_body_that_is_cut_off(server: ModelServer) -> None:
     async def ask(port: int) -> None:
         for _ in range(20):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -100,11 +100,11 @@ def test_a_body_that_is_cut_off(door: Door) -> None:
                 answered = await reader.readline()
             writer.close()
 
-    over(door, "http", ask)
-    assert not door.in_flight
+    over(server, "http", ask)
+    assert not server.in_flight
 
 
-def test_a_body_in_chunks_that_are_none(door: Door) -> None:
+def test_a_body_in_chunks_that_are_none(server: ModelServer) -> None:
     async def ask(port: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /v2/models/model/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -114,10 +114,10 @@ def test_a_body_in_chunks_that_are_none(door: Door) -> None:
         writer.close()
         return answered
 
-    assert over(door, "http", ask).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 408 "))
+    assert over(server, "http", ask).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 408 "))
 
 
-def test_an_answer_that_is_not_read(door: Door) -> None:
+def test_an_answer_that_is_not_read(server: ModelServer) -> None:
     body, headers = binary_body(("x", "FP32", torch.zeros(1, 2)), all_binary=True)
     entry = {"name": "x", "datatype": "FP32", "shape": [4_000_000, 2], "parameters": {"binary_data_size": 32_000_000}}
     header = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
@@ -132,12 +132,12 @@ def test_an_answer_that_is_not_read(door: Door) -> None:
             lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             await loop.sock_sendall(peer, head(len(body), lines) + body)
             begin = time.monotonic()
-            while not refused(door, "http", "slow"):
+            while not refused(server, "http", "slow"):
                 await asyncio.sleep(0.01)
                 assert time.monotonic() - begin < 20
 
-    over(door, "http", ask)
-    assert door.metrics.requests == {("http", "ok"): 1}
+    over(server, "http", ask)
+    assert server.metrics.requests == {("http", "ok"): 1}
 
 
 async def refusal(call: Any) -> tuple[str, str]:
@@ -149,7 +149,7 @@ async def refusal(call: Any) -> tuple[str, str]:
 LIVE = message_class("ServerLiveResponse").FromString
 
 
-def test_messages_that_do_not_arrive_take_no_room_and_not_for_long(door: Door) -> None:
+def test_messages_that_do_not_arrive_take_no_room_and_not_for_long(server: ModelServer) -> None:
     async def ask(port: int) -> list[Any]:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             silent = [channel.stream_unary(f"/{SERVICE}/ModelInfer")() for _ in range(60)]
@@ -158,11 +158,11 @@ def test_messages_that_do_not_arrive_take_no_room_and_not_for_long(door: Door) -
             return [live.live, {await refusal(call) for call in silent}]
 
     slow = {("DEADLINE_EXCEEDED", "the request did not arrive within 0.3 s")}
-    assert over(door, "grpc", ask) == [True, slow]
-    assert door.metrics.requests == {("grpc", "slow"): 60}
+    assert over(server, "grpc", ask) == [True, slow]
+    assert server.metrics.requests == {("grpc", "slow"): 60}
 
 
-def test_calls_without_the_token_are_refused_before_their_messages(door: Door) -> None:
+def test_calls_without_the_token_are_refused_before_their_messages(server: ModelServer) -> None:
     async def ask(port: int) -> list[Any]:
         found = set()
         for _ in range(5):
@@ -173,19 +173,19 @@ def test_calls_without_the_token_are_refused_before_their_messages(door: Door) -
                 assert live.live
         return sorted(found)
 
-    assert over(door, "grpc", ask, "a secret") == [("UNAUTHENTICATED", "the token is not the server's")]
-    assert refused(door, "grpc", "token") == 320
-    assert not door.metrics.requests
+    assert over(server, "grpc", ask, "a secret") == [("UNAUTHENTICATED", "the token is not the server's")]
+    assert refused(server, "grpc", "token") == 320
+    assert not server.metrics.requests
 
 
-def test_messages_beyond_the_limit_are_refused(door: Door) -> None:
+def test_messages_beyond_the_limit_are_refused(server: ModelServer) -> None:
     async def ask(port: int) -> tuple[str, str]:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             return await refusal(channel.unary_unary(f"/{SERVICE}/ModelInfer")(bytes((64 << 20) + 1)))
 
     most = 64 << 20
-    assert over(door, "grpc", ask) == (
+    assert over(server, "grpc", ask) == (
         "RESOURCE_EXHAUSTED",
         f"the message has {most + 1} bytes, at most {most} are taken",
     )
-    assert door.metrics.requests == {("grpc", "too_large"): 1}
+    assert server.metrics.requests == {("grpc", "too_large"): 1}

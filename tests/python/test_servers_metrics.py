@@ -23,7 +23,7 @@ from recstore_ops.cli.top_figures import TableFigures, quantile, shard_figures
 from recstore_ops.servers.metrics_text import NoMetrics, Scrape, fetch, parse
 from recstore_ops.servers.serve_settings import Durability, LogLevel, ServeSettings, load_served_file, serve_settings
 from recstore_ops.servers.server_config import ServerAddress, served_shards
-from recstore_ops.servers.workers import Combine, Consistency, Teamwork
+from recstore_ops.servers.workers import Combine, Consistency, WorkerSync
 
 pytestmark = pytest.mark.tier("test")
 
@@ -222,11 +222,11 @@ def test_what_the_command_line_does_not_say_is_what_the_file_says(tmp_path: Path
 def test_how_workers_train_together_is_in_the_file_and_on_the_command_line(tmp_path: Path) -> None:
     said = {"workers": 3, "consistency": "bounded", "staleness": 4, "worker_timeout": 2.5}
     file = load_served_file(write(tmp_path, {**said, "servers": [{"port": 1, "shard": 0}]}))
-    bounded = Teamwork(3, Consistency.BOUNDED, Combine.SUM, 4, 2.5)
-    assert serve_settings(file, {"workers": None}) == ServeSettings(teamwork=bounded)
+    bounded = WorkerSync(3, Consistency.BOUNDED, Combine.SUM, 4, 2.5)
+    assert serve_settings(file, {"workers": None}) == ServeSettings(worker_sync=bounded)
     given = {"workers": 2, "staleness": 5, "heartbeat_timeout": 7.0}
-    expected = Teamwork(2, Consistency.BOUNDED, Combine.SUM, 5, 2.5, 7.0)
-    assert serve_settings(file, given) == ServeSettings(teamwork=expected)
+    expected = WorkerSync(2, Consistency.BOUNDED, Combine.SUM, 5, 2.5, 7.0)
+    assert serve_settings(file, given) == ServeSettings(worker_sync=expected)
 
 
 def test_what_is_for_another_consistency_is_refused(tmp_path: Path) -> None:

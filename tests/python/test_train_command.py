@@ -180,8 +180,8 @@ def test_a_comparison_leaves_both_runs_and_a_report(
     assert metrics_of(both / "nn", "vocabulary")[0]["ids"] == 400
     assert (both / "comparison.png").read_bytes().startswith(PNG_MAGIC)
     report = (both / "report.md").read_text()
-    assert all(word in report for word in ("rows a second", "MiB", "AUC"))
-    assert "training rows a second" in capsys.readouterr().out
+    assert all(word in report for word in ("rows per second", "MiB", "AUC"))
+    assert "training rows per second" in capsys.readouterr().out
     segments = [(both / side / "segments.csv").read_text().splitlines()[1:] for side in ("store", "nn")]
     assert [line.split(",")[:3] for line in segments[0]] == [line.split(",")[:3] for line in segments[1]]
 

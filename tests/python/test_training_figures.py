@@ -120,7 +120,7 @@ LIKE_TORCH = {
 }
 MODELS = ("deepfm", "dlrm", "wide_deep", "dcn", "two_tower")
 IDS = {"raw ids": None, "hashed ids": 20_000}
-BEFORE_A_CHANGE = {
+BEFORE_CHANGE = {
     ("deepfm", "SparseAdam", "raw ids"),
     ("dlrm", "SGD", "hashed ids"),
     ("wide_deep", "Adagrad", "raw ids"),
@@ -138,7 +138,7 @@ def each_combination() -> list[Any]:
             LIKE_TORCH[optimizer],
             IDS[kind],
             id=f"{model}-{optimizer}-{kind}",
-            marks=[] if (model, optimizer, kind) in BEFORE_A_CHANGE else [pytest.mark.tier("all")],
+            marks=[] if (model, optimizer, kind) in BEFORE_CHANGE else [pytest.mark.tier("all")],
         )
         for model, optimizer, kind in itertools.product(MODELS, LIKE_TORCH, IDS)
     ]

@@ -56,7 +56,7 @@ def name(table_name: Callable[[], str]) -> str:
 @pytest.fixture
 def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets two rows be moved at a time."""
-    monkeypatch.setattr(row_ranges, "_BYTES_AT_A_TIME", 2 * 4 * DIM)
+    monkeypatch.setattr(row_ranges, "_BYTES_PER_CHUNK", 2 * 4 * DIM)
 
 
 def rows_of(name: str) -> dict[int, list[float]]:

@@ -36,7 +36,7 @@ IDS = torch.tensor([7, -(2**63), 2**62, 1, 2])
 @pytest.fixture(autouse=True)
 def _few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two rows are moved at a time, and tables are dropped."""
-    monkeypatch.setattr(row_ranges, "_BYTES_AT_A_TIME", 2 * 4 * DIM)
+    monkeypatch.setattr(row_ranges, "_BYTES_PER_CHUNK", 2 * 4 * DIM)
     before = set(table_names())
     yield
     for name in set(table_names()) - before:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recstore_ops import SparseOptimizer
 from recstore_ops.training import Batch, NnTables, StoreTables, concatenate
-from recstore_ops.training.data.sides import Sides, first_of_each, row_keys, select_fields
+from recstore_ops.training.data.query_items import Sides, first_of_each, row_keys, select_fields
 from recstore_ops.training.models import TwoTower
 from recstore_ops.training.models.item_frequency import ItemFrequency
 

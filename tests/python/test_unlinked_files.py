@@ -101,7 +101,7 @@ from pathlib import Path
 import torch
 from recstore_ops import _native, EmbeddingTableConfig, RecStoreClient, DistEmbedding, checkpoint, servers
 from recstore_ops.servers.resharding import reshard_directory
-from recstore_ops.servers.workers import Teamwork
+from recstore_ops.servers.workers import WorkerSync
 
 root = Path(sys.argv[1])
 ids = torch.arange(300)
@@ -132,7 +132,7 @@ def serve(durability):
     server = _native.Server(
         host="127.0.0.1", port=0, shard=0, num_shards=1, grpc_port=None, health_port=None, metrics_host="127.0.0.1",
         metrics_port=None, max_connections=8, token=None, tls=None, insecure=False,
-        directory=str(root / "data" / "shard-0-of-1"), durability=durability, workers=Teamwork(),
+        directory=str(root / "data" / "shard-0-of-1"), durability=durability, workers=WorkerSync(),
         follow=None, synchronous=False,
     )
     servers.set_ps_servers([server.address])

@@ -80,7 +80,7 @@ def assert_rows(ids: Any, found: Any, expected: Rows) -> None:
 
 
 def test_vectors_are_those_of_the_checkpoint(loaded: LoadedRun, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "_BYTES_AT_A_TIME", 4 * DIM * 7)
+    monkeypatch.setattr(vectors, "_BYTES_PER_CHUNK", 4 * DIM * 7)
     for field, expected in ((None, rows), ("item", of_items(rows))):
         parts = list(Vectors(loaded, "v", field).parts())
         assert all(len(ids) <= 7 for ids, _ in parts)
@@ -118,7 +118,7 @@ def test_neighbours_are_those_found_by_hand(
 ) -> None:
     if index != "exact":
         pytest.importorskip(index)
-    monkeypatch.setattr(vectors, "_BYTES_AT_A_TIME", 4 * DIM * 7)
+    monkeypatch.setattr(vectors, "_BYTES_PER_CHUNK", 4 * DIM * 7)
     among = rows if field is None else of_items(rows)
     for id in (ITEM << 40 | 3, ITEM << 40 | 44):
         ids, scores = nearest(Vectors(loaded, "v", field), id, 10, metric, index)

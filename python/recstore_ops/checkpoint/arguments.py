@@ -17,7 +17,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LEVELS = range(1, 20)
 _USUAL_LEVEL = 3
 
-_MOST_NESTED = 100
+_MAX_NESTED = 100
 """The most lists and dicts within each other in metadata: a manifest of more than 128 levels could not be read."""
 
 
@@ -56,7 +56,7 @@ def _level_of(compression: Any) -> int | None:
 
 
 def _as_json(metadata: Any) -> str:
-    too_deep = ValueError(f"metadata holds at most {_MOST_NESTED} lists and dicts within each other")
+    too_deep = ValueError(f"metadata holds at most {_MAX_NESTED} lists and dicts within each other")
     try:
         text = json.dumps(metadata, allow_nan=False)
         depth = _depth(json.loads(text, parse_int=_checked_int))
@@ -65,7 +65,7 @@ def _as_json(metadata: Any) -> str:
     except (TypeError, ValueError) as error:
         kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
         raise kind_of_error(f"metadata must be what JSON can hold: {error}") from None
-    if depth > _MOST_NESTED:
+    if depth > _MAX_NESTED:
         raise too_deep
     _check_keys(metadata, "metadata")
     return text

@@ -17,7 +17,7 @@ from recstore_ops.forgetting.id_set import read_ids, read_ids_file
 from recstore_ops.servers.server_config import Tls, read_token
 
 _WIDE = 200
-_MOST_IDS_SHOWN = 5
+_MAX_IDS_SHOWN = 5
 
 
 class _HashMethod(str, Enum):
@@ -98,8 +98,8 @@ def _print_plan(plan: list[PlaceReport], *, dry_run: bool) -> None:
     for report in plan:
         for held in report.held:
             file = held.place.name if isinstance(held.place, Path) else held.place
-            shown = ", ".join(map(str, held.ids[:_MOST_IDS_SHOWN]))
-            more = f" and {len(held.ids) - _MOST_IDS_SHOWN:,} more" if len(held.ids) > _MOST_IDS_SHOWN else ""
+            shown = ", ".join(map(str, held.ids[:_MAX_IDS_SHOWN]))
+            more = f" and {len(held.ids) - _MAX_IDS_SHOWN:,} more" if len(held.ids) > _MAX_IDS_SHOWN else ""
             cells = str(report.place), report.kind, file, held.what, shown + more, f"{held.occurrences:,}"
             grid.add_row(*map(escape, cells))
     if grid.row_count:

@@ -327,7 +327,7 @@ def _start(
         insecure=insecure,
         directory=None if directory is None else str(directory),
         durability=settings.durability.value,
-        workers=settings.teamwork,
+        workers=settings.worker_sync,
         follow=followed.leader,
         synchronous=followed.synchronous,
     )

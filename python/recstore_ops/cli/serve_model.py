@@ -13,7 +13,7 @@ from recstore_ops.config.extras import require
 from recstore_ops.servers.server_config import Tls, read_token
 from recstore_ops.serving import PublisherAddress, load_bundle
 from recstore_ops.serving.access import Access
-from recstore_ops.serving.door.settings import DoorSettings
+from recstore_ops.serving.server.settings import ModelServerSettings
 
 _Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The bundle.", parser=read_user_path)]
 _Name = Annotated[
@@ -67,7 +67,7 @@ _TrustCode = Annotated[
 ]
 
 
-@takes_options_of(DoorSettings)
+@takes_options_of(ModelServerSettings)
 def serve_model_command(
     directory: _Directory,
     name: _Name = None,
@@ -94,9 +94,9 @@ def serve_model_command(
     Clients of KServe and Triton use this protocol. Concurrent requests are batched if the model allows it.
     """
     require("serve", "serve-model")
-    from recstore_ops.serving.door.serving import LAST_ANSWERS, Ports, serve
+    from recstore_ops.serving.server.serving import LAST_ANSWERS, Ports, serve
 
-    settings = DoorSettings(**given)
+    settings = ModelServerSettings(**given)
     token = None if token_file is None else read_token(token_file)
     has_tls = not (tls_certificate is None and tls_key is None and tls_client_ca is None)
     tls = Tls(tls_certificate, tls_key, tls_client_ca) if has_tls else None

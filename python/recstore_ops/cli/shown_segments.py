@@ -11,7 +11,7 @@ from rich.text import Text
 
 from recstore_ops.training.metrics.segments import SegmentFigures, SegmentOrder
 
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 _ORDERS: dict[SegmentOrder, str] = {
     "rows": "most rows first",
     "logloss": "highest logloss first",
@@ -50,7 +50,7 @@ def segments_grid(name: str, figures: SegmentFigures, order: SegmentOrder) -> Gr
         figures: in their order.
         order: the name of that order.
     """
-    shown = min(len(figures), _MOST_SHOWN)
+    shown = min(len(figures), _MAX_SHOWN)
     some = "" if shown == len(figures) else f", {shown} of {len(figures):,}; --json has all"
     # Whatever stands in files is no markup.
     title = Text(f"segments by {name}, {_ORDERS[order]}{some}")

@@ -24,7 +24,7 @@ from recstore_ops.servers.server_config import ServerAddress, served_shards
 _WIDE = 1000
 """Columns of an output that is no terminal: enough for every line to stay one line."""
 
-_MOST_AT_ONCE = 32
+_MAX_AT_ONCE = 32
 """Servers that are asked at the same time."""
 
 
@@ -55,7 +55,7 @@ def top_command(
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDE)
-    with ThreadPoolExecutor(min(len(asked), _MOST_AT_ONCE)) as pool:
+    with ThreadPoolExecutor(min(len(asked), _MAX_AT_ONCE)) as pool:
         before = list(pool.map(_ask, asked))
         if once:
             time.sleep(interval)

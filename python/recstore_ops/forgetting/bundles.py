@@ -12,8 +12,8 @@ from pathlib import Path
 from recstore_ops import _native
 from recstore_ops.config.directory import Directory, check_name
 from recstore_ops.forgetting.id_set import IdSet
-from recstore_ops.forgetting.place import Look, held
-from recstore_ops.forgetting.report import Held, Kind
+from recstore_ops.forgetting.location import Scan, held
+from recstore_ops.forgetting.report import Kind, Occurrence
 from recstore_ops.ops import operators
 from recstore_ops.serving.frozen_table import FrozenTable
 from recstore_ops.serving.manifest import NAME, BundledTable, Manifest
@@ -37,11 +37,11 @@ class BundlePlace:
         """Returns the names of its tables; raises OSError if the manifest is damaged."""
         return {table.name for table in Manifest.read(self.path).tables}
 
-    def look(self, tables: Sequence[str], ids: IdSet) -> Look:
+    def look(self, tables: Sequence[str], ids: IdSet) -> Scan:
         """Returns the rows that its tables have of ids; raises OSError if a file is damaged."""
-        return Look([found for table in self._named(tables) for found in self._of(table, ids)])
+        return Scan([found for table in self._named(tables) for found in self._of(table, ids)])
 
-    def forget(self, tables: Sequence[str], ids: IdSet, look: Look, progress: bool | None) -> tuple[int, int]:
+    def forget(self, tables: Sequence[str], ids: IdSet, look: Scan, progress: bool | None) -> tuple[int, int]:
         """Writes the tables that have rows of the ids anew."""
         with Directory(self.path) as directory:
             directory.check_plain(below=True)
@@ -67,7 +67,7 @@ class BundlePlace:
     def _named(self, tables: Sequence[str]) -> list[BundledTable]:
         return [table for table in Manifest.read(self.path).tables if table.name in tables]
 
-    def _of(self, table: BundledTable, ids: IdSet) -> list[Held]:
+    def _of(self, table: BundledTable, ids: IdSet) -> list[Occurrence]:
         path = self.path / table.file
         frozen = FrozenTable(path)
         if frozen.fingerprint != table.fingerprint:

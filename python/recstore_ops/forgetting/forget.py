@@ -13,9 +13,9 @@ from torch import Tensor
 
 from recstore_ops.config.paths import user_path
 from recstore_ops.forgetting.id_set import IdSet
-from recstore_ops.forgetting.place import Look, Place
+from recstore_ops.forgetting.location import Location, Scan
 from recstore_ops.forgetting.places import find_places, places_below
-from recstore_ops.forgetting.report import SKETCHED, ForgetReport, Held, PlaceReport
+from recstore_ops.forgetting.report import SKETCHED, ForgetReport, Occurrence, PlaceReport
 from recstore_ops.forgetting.scan import scan as scan_files
 from recstore_ops.forgetting.servers import ServersPlace
 from recstore_ops.servers.addresses import check_addresses
@@ -116,18 +116,20 @@ def _directory(path: AnyPath) -> Path:
     return directory
 
 
-def _check_tables(place: Place, names: Sequence[str]) -> None:
+def _check_tables(place: Location, names: Sequence[str]) -> None:
     there = place.tables()
     if missing := [name for name in names if name not in there]:
         raise ValueError(f'{place.path} has no table "{missing[0]}", but {", ".join(sorted(there)) or "none"}')
 
 
-def _carried_out(place: Place, look: Look, names: Sequence[str], ids: IdSet, progress: bool | None) -> PlaceReport:
+def _carried_out(place: Location, look: Scan, names: Sequence[str], ids: IdSet, progress: bool | None) -> PlaceReport:
     rows, size = place.forget(names, ids, look, progress)
     return PlaceReport(place.path, place.kind, look.held, look.snapshots, rows, size)
 
 
-def _remaining(plan: list[tuple[Place, Look]], names: Sequence[str], ids: IdSet, *, dry_run: bool) -> list[Held]:
+def _remaining(
+    plan: list[tuple[Location, Scan]], names: Sequence[str], ids: IdSet, *, dry_run: bool
+) -> list[Occurrence]:
     """The ids that the places still hold afterwards, or would still hold."""
     if dry_run:
         return [held for _, look in plan for held in look.stays]
@@ -135,7 +137,7 @@ def _remaining(plan: list[tuple[Place, Look]], names: Sequence[str], ids: IdSet,
     return [held for look in looks for held in (*look.held, *look.stays)]
 
 
-def _in_other_places(directories: list[Path], known: set[Path], names: Sequence[str], ids: IdSet) -> list[Held]:
+def _in_other_places(directories: list[Path], known: set[Path], names: Sequence[str], ids: IdSet) -> list[Occurrence]:
     """The ids in checkpoints and bundles below that the caller did not name; adds the files of these to `known`."""
     found = []
     for place in places_below(directories, known):

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-Found = Counter[int]
+Match = Counter[int]
 """How often each id was found."""
 
-_LEAST, _MOST = -(2**63), 2**63 - 1
+_MIN, _MAX = -(2**63), 2**63 - 1
 # `7.0` is the 7 of a column with gaps; `7.5`, `x7` and `0.7` are others. The hyphen of `a-7` is no sign.
 _NUMBER = re.compile(rb"(?<![\w.])(-?[0-9]+)(?:\.0+)?(?!\w|\.[0-9])")
 
@@ -53,12 +53,12 @@ class IdSet:
     def __len__(self) -> int:
         return len(self.values)
 
-    def among(self, numbers: NDArray[np.int64]) -> Found:
+    def among(self, numbers: NDArray[np.int64]) -> Match:
         """Returns how often each id is among numbers of any shape."""
         places = np.searchsorted(self.values, numbers).clip(max=len(self.values) - 1)
         return Counter(numbers[self.values[places] == numbers].tolist())
 
-    def in_text(self, text: bytes) -> Found:
+    def in_text(self, text: bytes) -> Match:
         """Returns how often each id is a number of a text that stands alone."""
         return Counter(self._by_text[number] for number in _NUMBER.findall(text) if number in self._by_text)
 
@@ -71,7 +71,7 @@ class IdSet:
         return self._by_text[text.encode()]
 
 
-def are_certain(found: Found) -> bool:
+def are_certain(found: Match) -> bool:
     """Whether what was found is ids: one of them at least has too many digits to be there by chance."""
     return any(abs(id) >= _FEWEST_DIGITS for id in found)
 
@@ -89,8 +89,8 @@ def _listed(ids: Any) -> list[Any]:
 def _checked(id: Any) -> int:
     if isinstance(id, bool) or not isinstance(id, int | np.integer):
         raise TypeError(f"ids must be integers, got {id!r}")
-    if not _LEAST <= id <= _MOST:
-        raise ValueError(f"an id must be from {_LEAST} to {_MOST}, got {id}")
+    if not _MIN <= id <= _MAX:
+        raise ValueError(f"an id must be from {_MIN} to {_MAX}, got {id}")
     return int(id)
 
 
@@ -123,4 +123,4 @@ def read_ids_file(path: Path) -> list[int]:
         raise ValueError(f"{path}: ids are decimal numbers in a file of text") from None
 
 
-__all__ = ["Found", "IdSet", "are_certain", "read_ids", "read_ids_file"]
+__all__ = ["IdSet", "Match", "are_certain", "read_ids", "read_ids_file"]

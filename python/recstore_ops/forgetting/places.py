@@ -13,7 +13,7 @@ from recstore_ops import _native
 from recstore_ops.checkpoint.arguments import checked_directory
 from recstore_ops.config.directory import Directory
 from recstore_ops.forgetting.bundles import BundlePlace
-from recstore_ops.forgetting.place import Place
+from recstore_ops.forgetting.location import Location
 from recstore_ops.forgetting.publications import PublicationPlace
 from recstore_ops.forgetting.stores import StorePlace
 from recstore_ops.serving.following.names import CURRENT
@@ -25,25 +25,25 @@ _OF_RUN = ("checkpoint", "best")
 """The checkpoints of a run of `recstore train`."""
 
 
-def find_places(paths: Iterable[str | PathLike[str]]) -> list[Place]:
+def find_places(paths: Iterable[str | PathLike[str]]) -> list[Location]:
     """Returns the places that directories are, or have; each once.
 
     Raises:
         ValueError: one is the URL of an object store, is not there, or is something else.
     """
-    found: dict[Path, Place] = {}
+    found: dict[Path, Location] = {}
     for path in paths:
         for place in _places_at(Path(checked_directory(path, "forget"))):
             found.setdefault(place.path.resolve(), place)
     return list(found.values())
 
 
-def places_below(directories: Iterable[Path], known: set[Path]) -> list[Place]:
+def places_below(directories: Iterable[Path], known: set[Path]) -> list[Location]:
     """Returns the checkpoints and bundles anywhere below directories, but for those whose manifest is known.
 
     Their files say of which table an id is. A manifest that is damaged is a file like others.
     """
-    found: dict[Path, Place] = {}
+    found: dict[Path, Location] = {}
     for manifest in (path for directory in directories for path in directory.rglob(MANIFEST)):
         if manifest.is_file() and manifest.resolve() not in known:
             with suppress(ValueError, OSError):
@@ -53,7 +53,7 @@ def places_below(directories: Iterable[Path], known: set[Path]) -> list[Place]:
     return list(found.values())
 
 
-def _places_at(path: Path) -> list[Place]:
+def _places_at(path: Path) -> list[Location]:
     if not path.is_dir():
         raise ValueError(f"{path} is no directory" if path.exists() else f"there is no directory {path}")
     if _native.is_server_directory(path):
@@ -73,7 +73,7 @@ def _places_at(path: Path) -> list[Place]:
     )
 
 
-def _with_manifest(path: Path) -> Place:
+def _with_manifest(path: Path) -> Location:
     format = _format_of(path / MANIFEST)
     if format == _BUNDLE_FORMAT:
         return BundlePlace(path)
@@ -92,7 +92,7 @@ def _format_of(path: Path) -> str:
         raise ValueError(f"{path} is damaged: it is no manifest of a checkpoint or a bundle") from None
 
 
-def _checkpoints_of_run(path: Path) -> list[Place]:
+def _checkpoints_of_run(path: Path) -> list[Location]:
     return [_checkpoint(path / name) for name in _OF_RUN if lexists(path / name / MANIFEST)]
 
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from recstore_ops.config.directory import Directory
 from recstore_ops.forgetting.bundles import BundlePlace
-from recstore_ops.forgetting.id_set import Found, IdSet
-from recstore_ops.forgetting.place import Look, held
-from recstore_ops.forgetting.report import Held, Kind
+from recstore_ops.forgetting.id_set import IdSet, Match
+from recstore_ops.forgetting.location import Scan, held
+from recstore_ops.forgetting.report import Kind, Occurrence
 from recstore_ops.serving.following.names import CURRENT, UPDATES
-from recstore_ops.serving.following.publication import Current, Stretch, names_in
+from recstore_ops.serving.following.publication import Current, Segment, names_in
 from recstore_ops.serving.following.publication_files import PublicationFiles
 from recstore_ops.serving.following.update import TableChanges, Update
 from recstore_ops.serving.manifest import Manifest
@@ -38,16 +38,16 @@ class PublicationPlace:
         """Returns the names of its tables; raises OSError if it is damaged."""
         return BundlePlace(self.path / Current.read(self.path).base.name).tables()
 
-    def look(self, tables: Sequence[str], ids: IdSet) -> Look:
+    def look(self, tables: Sequence[str], ids: IdSet) -> Scan:
         """Returns what bases and updates have of ids; raises OSError if a file is damaged."""
-        found: list[Held] = []
+        found: list[Occurrence] = []
         for stretch in self._stretches():
             found += BundlePlace(self.path / stretch.base.name).look(tables, ids).held
             for update in self._updates(stretch):
                 found += held(self.path / update.name, "update", _of(update, tables, ids))
-        return Look(found)
+        return Scan(found)
 
-    def forget(self, tables: Sequence[str], ids: IdSet, look: Look, progress: bool | None) -> tuple[int, int]:
+    def forget(self, tables: Sequence[str], ids: IdSet, look: Scan, progress: bool | None) -> tuple[int, int]:
         """Writes base and updates anew; raises ValueError if a publisher runs."""
         if not look.held:
             return 0, 0
@@ -78,19 +78,19 @@ class PublicationPlace:
             files |= {self.path / name for name in self._names(stretch)}
         return files
 
-    def _stretches(self) -> list[Stretch]:
+    def _stretches(self) -> list[Segment]:
         """The bases that are there, each with its updates."""
         there = Current.read(self.path).stretches()
         with Directory(self.path) as directory:
             return [stretch for stretch in there if directory.kind(stretch.base.name) is not None]
 
-    def _names(self, stretch: Stretch) -> list[str]:
+    def _names(self, stretch: Segment) -> list[str]:
         """The updates that are there, in their order."""
         with Directory(self.path) as directory:
             names = [name for name in names_in(directory) if name.folder == UPDATES and stretch.has(name)]
         return list(map(str, sorted(names, key=lambda name: name.number)))
 
-    def _updates(self, stretch: Stretch) -> Iterator[Update]:
+    def _updates(self, stretch: Segment) -> Iterator[Update]:
         for name in self._names(stretch):
             with Directory(self.path) as directory:
                 yield Update.from_bytes(directory.read(name), name)
@@ -110,9 +110,9 @@ def _link(before: Path, after: Path) -> None:
             made.open(name).close()
 
 
-def _of(update: Update, tables: Sequence[str], ids: IdSet) -> Found:
+def _of(update: Update, tables: Sequence[str], ids: IdSet) -> Match:
     named = [changes for name, changes in update.tables.items() if name in tables]
-    return sum((ids.among(_ids(part)) for each in named for part in (each.ids, each.deleted)), Found())
+    return sum((ids.among(_ids(part)) for each in named for part in (each.ids, each.deleted)), Match())
 
 
 def _without(update: Update, history: str, tables: Sequence[str], ids: IdSet) -> Update:

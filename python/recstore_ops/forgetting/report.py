@@ -13,7 +13,7 @@ Kind = Literal["checkpoint", "server", "bundle", "publication", "servers"]
 
 
 @dataclass(frozen=True)
-class Held:
+class Occurrence:
     """Ids that a file, or a table on servers, has.
 
     Attributes:
@@ -60,7 +60,7 @@ class PlaceReport:
 
     place: Path | str
     kind: Kind
-    held: list[Held] = field(default_factory=list)
+    held: list[Occurrence] = field(default_factory=list)
     snapshots: list[str] = field(default_factory=list)
     rows: int = 0
     bytes: int = 0
@@ -92,7 +92,7 @@ class ForgetReport:
     dry_run: bool
     places: list[PlaceReport]
     not_found: tuple[int, ...]
-    remaining: list[Held]
+    remaining: list[Occurrence]
 
     @property
     def is_forgotten(self) -> bool:
@@ -100,4 +100,4 @@ class ForgetReport:
         return not self.remaining
 
 
-__all__ = ["SKETCHED", "ForgetReport", "Held", "Kind", "PlaceReport"]
+__all__ = ["SKETCHED", "ForgetReport", "Kind", "Occurrence", "PlaceReport"]

@@ -20,13 +20,13 @@ import numpy as np
 from recstore_ops import _native
 from recstore_ops.config.extras import imported
 from recstore_ops.config.progress_bars import progress_bar
-from recstore_ops.forgetting.id_set import Found, IdSet
-from recstore_ops.forgetting.place import held_perhaps
-from recstore_ops.forgetting.report import Held
+from recstore_ops.forgetting.id_set import IdSet, Match
+from recstore_ops.forgetting.location import held_perhaps
+from recstore_ops.forgetting.report import Occurrence
 
 _BEGINNING_BYTES = 1 << 16
-_BYTES_AT_A_TIME = 1 << 20
-_ROWS_AT_A_TIME = 1 << 16
+_BYTES_PER_CHUNK = 1 << 20
+_ROWS_PER_CHUNK = 1 << 16
 _ENDS = (b"\n", b" ", b",", b";", b"\t")
 _PARQUET, _ZIP = b"PAR1", b"PK\3\4"
 _OWN = {b"RECSTORELOG\0": "log", b"recstore update ": "update"}
@@ -54,7 +54,7 @@ _UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, lzma.LZMAError, zlib
 
 def scan(
     directories: Iterable[Path], known: set[Path], tables: frozenset[str], ids: IdSet, progress: bool | None
-) -> list[Held]:
+) -> list[Occurrence]:
     """Returns the files that hold ids, or may.
 
     Args:
@@ -66,7 +66,7 @@ def scan(
     """
     files = sorted({file for directory in directories for file in _files_below(directory)} - known)
     sizes = {file: file.stat().st_size for file in files}
-    found: list[Held] = []
+    found: list[Occurrence] = []
     with progress_bar(
         progress, total=sum(sizes.values()), desc="looking through files", unit="B", unit_scale=True
     ) as bar:
@@ -84,16 +84,16 @@ def _files_below(directory: Path) -> Iterator[Path]:
                 yield path
 
 
-def look_into(path: Path, tables: frozenset[str], ids: IdSet) -> list[Held]:
+def look_into(path: Path, tables: frozenset[str], ids: IdSet) -> list[Occurrence]:
     """Returns how a file holds ids, if it does; one that cannot be read, or is damaged, may hold them."""
     try:
         return _by_format(path, tables, ids)
     except _UNREADABLE as error:
         reason = getattr(error, "strerror", None) or error
-        return [Held(path, f"it cannot be read: {reason}", (), 0, is_certain=False)]
+        return [Occurrence(path, f"it cannot be read: {reason}", (), 0, is_certain=False)]
 
 
-def _by_format(path: Path, tables: frozenset[str], ids: IdSet) -> list[Held]:
+def _by_format(path: Path, tables: frozenset[str], ids: IdSet) -> list[Occurrence]:
     with path.open("rb") as file:  # by path: it is only read
         beginning = file.read(_BEGINNING_BYTES)
     if beginning.startswith(_PARQUET):
@@ -111,27 +111,27 @@ def _plain(path: Path) -> Any:
     return path.open("rb")  # by path: it is only read
 
 
-def _in_stream(shown: Path, opened: Callable[[], Any], tables: frozenset[str], ids: IdSet) -> list[Held]:
+def _in_stream(shown: Path, opened: Callable[[], Any], tables: frozenset[str], ids: IdSet) -> list[Occurrence]:
     """Looks through plain contents, which are opened from their beginning."""
     with closing(opened()) as file:
         beginning = file.read(_BEGINNING_BYTES)
     own = next((what for magic, what in _OWN.items() if beginning.startswith(magic)), None)
     with closing(opened()) as file:
         if own is not None:
-            return held_perhaps(shown, own, Found(dict(_native.ids_in_bytes(file, list(ids)))))
+            return held_perhaps(shown, own, Match(dict(_native.ids_in_bytes(file, list(ids)))))
         if _is_text(beginning):
             return held_perhaps(shown, "text", _in_text_file(file, ids))
         tensors = _native.ids_in_tensors(file, list(tables), list(ids))
-        return [] if tensors is None else held_perhaps(shown, "a tensor", Found(dict(tensors)))
+        return [] if tensors is None else held_perhaps(shown, "a tensor", Match(dict(tensors)))
 
 
-def _in_text_file(file: BinaryIO, ids: IdSet) -> Found:
+def _in_text_file(file: BinaryIO, ids: IdSet) -> Match:
     """Returns how often each id is a number of a file, which is read to its end."""
-    found, rest = Found(), b""
-    while part := file.read(_BYTES_AT_A_TIME):
+    found, rest = Match(), b""
+    while part := file.read(_BYTES_PER_CHUNK):
         text = rest + part
         end = max(text.rfind(end) for end in _ENDS) + 1
-        if not end and len(text) > _BYTES_AT_A_TIME:
+        if not end and len(text) > _BYTES_PER_CHUNK:
             end = len(text)
         found += ids.in_text(text[:end])
         rest = text[end:]
@@ -150,7 +150,7 @@ def _is_text(beginning: bytes) -> bool:
     return True
 
 
-def _columns_of(path: Path, ids: IdSet) -> dict[str, Found]:
+def _columns_of(path: Path, ids: IdSet) -> dict[str, Match]:
     """Returns how often each id is in each column of a file, of the columns that have any.
 
     Raises:
@@ -159,12 +159,12 @@ def _columns_of(path: Path, ids: IdSet) -> dict[str, Found]:
     # Not with the package: it takes a tenth of a second.
     pa, pc, pq = (imported(f"pyarrow{part}", "train", "a Parquet file") for part in ("", ".compute", ".parquet"))
     texts = pa.array(ids.texts())
-    found: dict[str, Found] = {}
+    found: dict[str, Match] = {}
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(_ROWS_AT_A_TIME):
+        for batch in file.iter_batches(_ROWS_PER_CHUNK):
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 for values in _leaves(pa, column):
-                    found[name] = found.get(name, Found()) + _among(pa, pc, values, texts, ids)
+                    found[name] = found.get(name, Match()) + _among(pa, pc, values, texts, ids)
     return {name: own for name, own in found.items() if own}
 
 
@@ -185,15 +185,15 @@ def _leaves(pa: Any, column: Any) -> Iterator[Any]:
         yield column
 
 
-def _among(pa: Any, pc: Any, values: Any, texts: Any, ids: IdSet) -> Found:
+def _among(pa: Any, pc: Any, values: Any, texts: Any, ids: IdSet) -> Match:
     type = values.type
     if pa.types.is_integer(type):
         numbers = values.drop_null().to_numpy(zero_copy_only=False)
         return ids.among(numbers.view(np.int64) if type == pa.uint64() else numbers.astype(np.int64))
     if pa.types.is_string(type) or pa.types.is_large_string(type):
         own = values.filter(pc.is_in(values, texts.cast(type))).to_pylist()
-        return Found(ids.of_text(text) for text in own if text is not None)
-    return Found()
+        return Match(ids.of_text(text) for text in own if text is not None)
+    return Match()
 
 
 __all__ = ["look_into", "scan"]

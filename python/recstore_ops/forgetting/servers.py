@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recstore_ops import _native
-from recstore_ops.forgetting.id_set import Found, IdSet
-from recstore_ops.forgetting.place import held
+from recstore_ops.forgetting.id_set import IdSet, Match
+from recstore_ops.forgetting.location import held
 from recstore_ops.forgetting.report import PlaceReport
 from recstore_ops.servers.addresses import check_addresses
 from recstore_ops.servers.server_config import HASH_METHODS, Tls
@@ -69,7 +69,7 @@ class ServersPlace:
 
     def _report(self, tables: Sequence[str], found: list[list[int]], rows: int = 0, size: int = 0) -> PlaceReport:
         rows_of = zip(tables, found, strict=True)
-        own = [each for table, ids in rows_of for each in held(f'table "{table}"', "rows", Found(ids))]
+        own = [each for table, ids in rows_of for each in held(f'table "{table}"', "rows", Match(ids))]
         return PlaceReport(" ".join(self.servers), "servers", own, rows=rows, bytes=size)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from recstore_ops import _native
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.config.directory import Directory
-from recstore_ops.forgetting.id_set import Found, IdSet, are_certain
-from recstore_ops.forgetting.place import Look, held, held_perhaps
+from recstore_ops.forgetting.id_set import IdSet, Match, are_certain
+from recstore_ops.forgetting.location import Scan, held, held_perhaps
 from recstore_ops.forgetting.report import SKETCHED, Kind
 
 
@@ -41,12 +41,12 @@ class StorePlace:
                 directory.check_plain(below=True)
         return set(_native.tables_in(str(self.path))["tables"])
 
-    def look(self, tables: Sequence[str], ids: IdSet) -> Look:
+    def look(self, tables: Sequence[str], ids: IdSet) -> Scan:
         """Returns what snapshots and log have of ids; raises RuntimeError if a file is damaged."""
         native = _native.ids_in(str(self.path), list(tables), list(ids))
-        look = Look(snapshots=native["holding"], seen=native["snapshots"], is_unfinished=native["unfinished"])
+        look = Scan(snapshots=native["holding"], seen=native["snapshots"], is_unfinished=native["unfinished"])
         for each in native["held"]:
-            found = Found(dict(each["ids"]))
+            found = Match(dict(each["ids"]))
             # The counters of a sketch may be those of other ids, and what is in a log is searched byte by byte.
             is_certain = are_certain(found) if each["what"] == "log" else each["what"] != SKETCHED
             look.held.extend(held(self.path / each["file"], each["what"], found, is_certain=is_certain))
@@ -55,7 +55,7 @@ class StorePlace:
             look.stays.extend(held_perhaps(self.path / native["manifest"], where, found))
         return look
 
-    def forget(self, tables: Sequence[str], ids: IdSet, look: Look, progress: bool | None) -> tuple[int, int]:
+    def forget(self, tables: Sequence[str], ids: IdSet, look: Scan, progress: bool | None) -> tuple[int, int]:
         """Removes the ids that `look` found, and the remains of a save that was cut off."""
         if not look.held and not look.is_unfinished:
             return 0, 0

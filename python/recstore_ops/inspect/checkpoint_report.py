@@ -23,7 +23,7 @@ from recstore_ops.servers import store
 from recstore_ops.servers.choosing import embedded_for
 from recstore_ops.table.table import Table
 
-_ROWS_AT_A_TIME = 1 << 16
+_ROWS_PER_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _norms(table: Table) -> tuple[RowNorms | None, int]:
     """The norms of the rows that are finite, and the number of those that are not."""
     parts: list[Tensor] = []
     non_finite = 0
-    for ids in operators.hashtable_ids(table.handle).split(_ROWS_AT_A_TIME):
+    for ids in operators.hashtable_ids(table.handle).split(_ROWS_PER_CHUNK):
         rows = operators.emb_read(table.handle, ids, table.dim)
         finite = rows.isfinite().all(dim=1)
         non_finite += int((~finite).sum())

@@ -16,8 +16,8 @@ from recstore_ops.config.table_options import DEFAULTS, TableOptions
 from recstore_ops.nn.copies import Copies
 from recstore_ops.nn.dist_embedding import DistEmbedding
 from recstore_ops.nn.staging import StagedRows
+from recstore_ops.ops.feature_hashing import ngram_ids
 from recstore_ops.ops.integers import as_int64
-from recstore_ops.ops.made_ids import ngram_ids
 from recstore_ops.sharding.rows import failing_together
 
 

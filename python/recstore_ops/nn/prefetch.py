@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from recstore_ops.sparse.look_ahead import check_prefetch_count, find_features, look_ahead
+from recstore_ops.sparse.prefetch_iterator import check_prefetch_count, find_features, prefetch
 
-MOST_ISSUED = 1024
+MAX_ISSUED = 1024
 """A collection forgets what it issued beyond this number, oldest first, as the store does."""
 
 
@@ -72,7 +72,7 @@ class PendingPrefetches:
 
     def add(self, issued: Issued) -> None:
         """Remembers a prefetch; the oldest is forgotten beyond a bound."""
-        while len(self._issued) >= MOST_ISSUED:
+        while len(self._issued) >= MAX_ISSUED:
             self._forget(next(iter(self._issued)))
         self._issued[issued.handle] = issued
         self.statistics.issued += 1
@@ -197,7 +197,7 @@ class PrefetchingDataLoader:
         return len(self.dataloader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        return (batch for batch, _ in look_ahead(self.dataloader, self._issue, self.prefetch_count))
+        return (batch for batch, _ in prefetch(self.dataloader, self._issue, self.prefetch_count))
 
     def _issue(self, batch: Any) -> None:
         self.module.issue_fused_prefetch(self._features(batch))

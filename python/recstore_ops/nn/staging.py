@@ -22,7 +22,7 @@ from recstore_ops.nn.padding import PaddingIdx, with_one_padding, with_rows_of_p
 from recstore_ops.ops import operators
 from recstore_ops.ops.collecting import collect
 from recstore_ops.ops.operators import eager_only
-from recstore_ops.sparse.look_ahead import check_prefetch_count, look_ahead
+from recstore_ops.sparse.prefetch_iterator import check_prefetch_count, prefetch
 from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table
@@ -206,7 +206,7 @@ class StagingDataLoader:
         return len(cast("Sized", self.dataloader))
 
     def __iter__(self) -> Iterator[tuple[Any, StagedRows]]:
-        return look_ahead(self.dataloader, self._stage, self.prefetch_count)
+        return prefetch(self.dataloader, self._stage, self.prefetch_count)
 
     def _stage(self, batch: Any) -> StagedRows:
         return self.module.stage(batch if self._features is None else self._features(batch), self._copies)

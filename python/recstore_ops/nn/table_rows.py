@@ -20,7 +20,7 @@ from recstore_ops.table.table import Table
 
 _without_override = torch._C._disabled_torch_function_impl
 
-_ROWS_AT_A_TIME = 1 << 16
+_ROWS_PER_CHUNK = 1 << 16
 
 _Terms = dict[int, tuple[Table, float]]
 """A sum of rows: of each `Table`, by its `id`, how much."""
@@ -190,7 +190,7 @@ def _write(target: Table, terms: _Terms) -> None:
     if target.is_second or not others:
         return  # Another stand-in for the same rows takes part in the average already.
     ids = torch.cat([operators.hashtable_ids(table.handle) for table, _ in [(target, 1.0), *others]]).unique()
-    for part in ids.split(_ROWS_AT_A_TIME):
+    for part in ids.split(_ROWS_PER_CHUNK):
         before = operators.emb_read(target.handle, part, target.dim)
         rows = before.clone()
         for table, share in others:

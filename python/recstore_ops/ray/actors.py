@@ -16,7 +16,7 @@ import ray
 from recstore_ops import _native
 from recstore_ops.servers.serve_settings import Durability, ServeSettings
 from recstore_ops.servers.server_config import Tls
-from recstore_ops.servers.workers import Teamwork
+from recstore_ops.servers.workers import WorkerSync
 
 ANNOUNCE_EVERY = 5.0
 """Seconds between announcements, which restore the entries of an address book that was started again."""
@@ -86,7 +86,7 @@ class ShardSettings:
             insecure=self.insecure,
             directory=None if directory is None else str(directory),
             durability=(Durability.WAL if self.is_logged else Durability.CHECKPOINT).value,
-            workers=Teamwork(),
+            workers=WorkerSync(),
             follow=None,
             synchronous=False,
         )

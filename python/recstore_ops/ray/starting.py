@@ -31,7 +31,7 @@ DURABILITIES = ("wal", "checkpoint")
 
 _WAIT = 10.0
 _CHECK_EVERY = 0.5
-_MOST_CLIENTS = 100_000
+_MAX_CLIENTS = 100_000
 
 _log = logging.getLogger("recstore_ops.ray")
 _lock = threading.Lock()
@@ -242,7 +242,7 @@ def _start_book(name: str, num_shards: int, hash_method: str, token: str | None)
         num_cpus=0,
         max_restarts=-1,
         max_task_retries=-1,
-        max_concurrency=_MOST_CLIENTS,
+        max_concurrency=_MAX_CLIENTS,
         # Beside the program, with which it ends anyhow.
         scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
     )

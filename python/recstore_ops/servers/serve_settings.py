@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from recstore_ops.config.config_file import ConfigFile, load_config_file
 from recstore_ops.config.option import Option, option_fields
 from recstore_ops.config.paths import user_path
-from recstore_ops.servers.workers import Combine, Consistency, Teamwork
+from recstore_ops.servers.workers import Combine, Consistency, WorkerSync
 
 
 class Durability(str, Enum):
@@ -45,7 +45,7 @@ class ServeSettings:
         metrics_host: the host that serves metrics.
         max_connections: the most connections of each port.
         log_level: what is written to the error stream.
-        teamwork: how workers train together.
+        worker_sync: how workers train together.
     """
 
     data: Annotated[Path | None, Option("Load the tables from here at the start, and save them here at the end.")] = (
@@ -63,7 +63,7 @@ class ServeSettings:
     )
     max_connections: Annotated[int, Option("The most connections of each port.", least=1)] = 1024
     log_level: Annotated[LogLevel, Option("Write what servers do to the error stream.")] = LogLevel.WARN
-    teamwork: Teamwork = field(default_factory=Teamwork)
+    worker_sync: WorkerSync = field(default_factory=WorkerSync)
 
     def __post_init__(self) -> None:
         if self.durability is Durability.WAL and self.data is None:
@@ -96,8 +96,8 @@ def serve_settings(config: ConfigFile | None, given: Mapping[str, Any]) -> Serve
     """
     chosen = {} if config is None else _of_file(config)
     chosen.update({key: value for key, value in given.items() if value is not None})
-    teamwork = {field.name: chosen.pop(field.name) for field in fields(Teamwork) if field.name in chosen}
-    return ServeSettings(**chosen, teamwork=Teamwork(**teamwork))
+    worker_sync = {field.name: chosen.pop(field.name) for field in fields(WorkerSync) if field.name in chosen}
+    return ServeSettings(**chosen, worker_sync=WorkerSync(**worker_sync))
 
 
 def _of_file(config: ConfigFile) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Combine(str, Enum):
 
 
 @dataclass(frozen=True)
-class Teamwork:
+class WorkerSync:
     """How a server lets workers train together; each is a key of `cache_ps` and an option of `recstore serve`.
 
     Attributes:
@@ -144,8 +144,8 @@ __all__ = [
     "Combine",
     "Consistency",
     "ShardWorkers",
-    "Teamwork",
     "WorkerState",
+    "WorkerSync",
     "leave_ps_workers",
     "ps_barrier",
     "ps_workers",

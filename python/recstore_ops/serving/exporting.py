@@ -41,7 +41,7 @@ from recstore_ops.serving.manifest import (
 )
 from recstore_ops.serving.program_tables import named_tables, state_of, tables_in, tables_of
 from recstore_ops.serving.program_tensors import described
-from recstore_ops.sharding.together import Together
+from recstore_ops.sharding.collective import Collective
 from recstore_ops.table.table import traced_as_whole
 
 
@@ -87,7 +87,7 @@ def export(
         RuntimeError: another process of sharded tables failed, or the program cannot be compiled.
     """
     target = Path(user_path(directory, "directory"))
-    together = Together(group_of(tables_in(model)))
+    together = Collective(group_of(tables_in(model)))
     allowed = Operators(operators)
     together.check_same(
         "export",
@@ -130,7 +130,7 @@ class _Writing:
         self._beside = tempfile.TemporaryDirectory(dir=self._target.parent, prefix=f".{self._target.name}.")
         return self._beside.name
 
-    def write(self, beside: Path, encodings: Mapping[str, EncodingName], together: Together) -> None:
+    def write(self, beside: Path, encodings: Mapping[str, EncodingName], together: Collective) -> None:
         """Writes the bundle, or rows for it."""
         made = beside / "bundle"
         if self.model is None:
@@ -199,7 +199,7 @@ class ExportedModel:
         self,
         directory: Path,
         encodings: Mapping[str, EncodingName],
-        together: Together,
+        together: Collective,
         *,
         graph_only: bool = False,
     ) -> None:

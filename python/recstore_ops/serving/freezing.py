@@ -12,7 +12,7 @@ import torch.distributed as dist
 from recstore_ops import _native
 from recstore_ops.config.paths import user_path
 from recstore_ops.serving.frozen_table import EncodingName
-from recstore_ops.sharding.together import Together
+from recstore_ops.sharding.collective import Collective
 from recstore_ops.table.table import Table
 
 
@@ -35,13 +35,13 @@ def freeze(table: Table, path: str | os.PathLike[str], encoding: EncodingName = 
     """
     if encoding not in get_args(EncodingName):
         raise ValueError(f"encoding must be one of {', '.join(get_args(EncodingName))}, got {encoding!r}")
-    target, together = Path(user_path(path, "path")), Together(group_of([table]))
+    target, together = Path(user_path(path, "path")), Collective(group_of([table]))
     together.check_same("freeze", path=str(target), encoding=encoding)
     return _frozen(table, target, encoding, together)
 
 
 def freeze_tables(
-    directory: Path, tables: Sequence[Table], encodings: Mapping[str, EncodingName], together: Together
+    directory: Path, tables: Sequence[Table], encodings: Mapping[str, EncodingName], together: Collective
 ) -> list[Path]:
     """Freezes tables to files of a new directory, which it returns; all processes of sharded ones call it together.
 
@@ -61,7 +61,7 @@ def freeze_tables(
     return paths
 
 
-def _frozen(table: Table, path: Path, encoding: EncodingName, together: Together) -> int:
+def _frozen(table: Table, path: Path, encoding: EncodingName, together: Collective) -> int:
     if _ranks(group_of([table])) != _ranks(together.group):
         raise ValueError(f"table {table.name!r} is sharded over processes, and in no module of the model")
     if together.group is None:

@@ -34,7 +34,7 @@ from recstore_ops.serving.size_functions import FUNCTIONS, GETITEM, OPERANDS
 from recstore_ops.serving.structures import read_structure
 
 _FIELDS = ("state", "inputs", "calls", "outputs", "in_spec", "out_spec")
-_MOST = 1 << 20
+_MAX = 1 << 20
 """Values of a graph."""
 _FILE, _FIRST_LINE = "graph", 2
 """The file name of the compiled function, and the line of its first call."""
@@ -65,7 +65,7 @@ class Graph:
         self.state = texts(fields["state"], "state")
         self.in_spec: TreeSpec = read_structure(fields["in_spec"], "in_spec")
         self.out_spec: TreeSpec = read_structure(fields["out_spec"], "out_spec")
-        inputs = whole(fields["inputs"], 0, _MOST, "inputs")
+        inputs = whole(fields["inputs"], 0, _MAX, "inputs")
         outputs = typed(fields["outputs"], list, "outputs")
         for name, count, spec in (("inputs", inputs, self.in_spec), ("outputs", len(outputs), self.out_spec)):
             if count != spec.num_leaves:
@@ -141,8 +141,8 @@ class _Reader:
         kwargs = {key: self._argument(each) for key, each in named.items()}
         function, result = self._checked(name, args, kwargs)
         self._values.append(result)
-        if len(self._values) > _MOST:
-            raise ValueError(f"it has more than {_MOST} values")
+        if len(self._values) > _MAX:
+            raise ValueError(f"it has more than {_MAX} values")
         return _Call(name, function, args, kwargs)
 
     def outputs(self, written: list[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-_MOST = (1 << 63) - 1
+_MAX = (1 << 63) - 1
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *others: Any, **named: Any) -> None:
@@ -31,7 +31,7 @@ def _division(self: Any, other: Any, *, rounding_mode: str | None = None) -> Non
 def _repeats(self: Tensor, repeats: Tensor | None = None, *others: Any, **named: Any) -> None:
     counts = self if repeats is None else repeats
     if counts.numel():
-        _check(int(counts.min()) >= 0 and int(counts.max()) <= _MOST // counts.numel(), "repeats", counts)
+        _check(int(counts.min()) >= 0 and int(counts.max()) <= _MAX // counts.numel(), "repeats", counts)
 
 
 def _segments(

@@ -20,9 +20,9 @@ PROGRAM, GRAPH, STATE, COMPILED = "program.pt2", "graph.json", "state.safetensor
 _FORMAT, _VERSION = "recstore bundle", 3
 _WITHOUT_RANGES = 2
 """The version before, whose sizes have no bounds."""
-_BYTES_AT_A_TIME = 1 << 20
-_MOST_SIZE = (1 << 63) - 1
-_MOST_BYTES = 1 << 26
+_BYTES_PER_CHUNK = 1 << 20
+_MAX_SIZE = (1 << 63) - 1
+_MAX_BYTES = 1 << 26
 """The most bytes of a manifest."""
 _PROGRAM_FILES = (PROGRAM, GRAPH, STATE, COMPILED)
 _TABLE_FILE = re.compile(r"tables/\d{1,18}\.safetensors", re.ASCII)
@@ -91,7 +91,7 @@ class Manifest:
                 raise ValueError(f"{directory} is no bundle: it has no {NAME}") from None
         path = directory.path / NAME
         try:
-            content = directory.read(NAME, most=_MOST_BYTES)
+            content = directory.read(NAME, most=_MAX_BYTES)
         except FileNotFoundError:
             raise ValueError(f"{directory.path} is no bundle: it has no {NAME}") from None
         fields, version = parse_checked_json(content, path, _FORMAT, _VERSION, _WITHOUT_RANGES)
@@ -130,7 +130,7 @@ def sum_of(path: Path) -> dict[str, int]:
     """Returns bytes and CRC-32 of a file."""
     crc, size = 0, 0
     with open(path, "rb") as file:  # by path: a new directory
-        while block := file.read(_BYTES_AT_A_TIME):
+        while block := file.read(_BYTES_PER_CHUNK):
             crc, size = zlib.crc32(block, crc), size + len(block)
     return {"bytes": size, "crc32": crc}
 
@@ -172,8 +172,8 @@ def _ranges(value: Any, inputs: Iterable[dict[str, Any]]) -> dict[str, Range]:
 def _range(value: Any, what: str) -> Range:
     if len(typed(value, list, what)) != 2:
         raise ValueError(f"{what}: expected two bounds, got {shown(value)}")
-    least, most = whole(value[0], 0, _MOST_SIZE, what), value[1]
-    return Range(least, None if most is None else whole(most, least, _MOST_SIZE, what))
+    least, most = whole(value[0], 0, _MAX_SIZE, what), value[1]
+    return Range(least, None if most is None else whole(most, least, _MAX_SIZE, what))
 
 
 def _check_different(names: Iterable[str], what: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+_MIN, _MAX = -(1 << 63), (1 << 63) - 1
 
 Function = Callable[..., Any]
 
@@ -23,7 +23,7 @@ def _in_bounds(function: Function) -> Function:
             result = function(*operands)
         except (ArithmeticError, ValueError) as error:
             raise ValueError(f"{function.__name__} of {', '.join(map(str, operands))}: {error}") from None
-        if type(result) is int and not _LEAST <= result <= _MOST:
+        if type(result) is int and not _MIN <= result <= _MAX:
             raise ValueError(f"{function.__name__} of {', '.join(map(str, operands))} is beyond 64 bits")
         return result
 

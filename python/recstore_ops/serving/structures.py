@@ -22,7 +22,7 @@ from recstore_ops.sparse.keyed_tensor import KeyedTensor
 
 _PROTOCOL = 1
 _DEEPEST = 64
-_MOST = 1 << 20
+_MAX = 1 << 20
 """Leaves of a structure."""
 _NAMED_TUPLE = "collections.namedtuple"
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -66,8 +66,8 @@ def read_structure(text: Any, what: str) -> TreeSpec:
     if len(pair) != 2 or type(pair[0]) is not int or pair[0] != _PROTOCOL:
         raise ValueError(f"{what}: expected a structure of version {_PROTOCOL}, got {shown(text)}")
     structure = _read(pair[1], what, _DEEPEST)
-    if structure.num_leaves > _MOST:
-        raise ValueError(f"{what} has more than {_MOST} leaves")
+    if structure.num_leaves > _MAX:
+        raise ValueError(f"{what} has more than {_MAX} leaves")
     return structure
 
 

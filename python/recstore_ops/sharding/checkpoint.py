@@ -14,7 +14,7 @@ from recstore_ops.checkpoint.pending import tell_failures
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
 from recstore_ops.servers import store
-from recstore_ops.sharding.together import Together
+from recstore_ops.sharding.collective import Collective
 from recstore_ops.table.known_shards import note_loaded_as, refuse_other_parts
 
 _SAVE = "save its part of the checkpoint"
@@ -57,7 +57,7 @@ def save(
             together; all ranks raise.
     """
     tell_failures()
-    together = Together(process_group)
+    together = Collective(process_group)
     rank, world = together.rank, together.world
 
     def checked() -> tuple[str, dict[str, Any]]:
@@ -87,7 +87,7 @@ def load(path: str | PathLike[str], process_group: dist.ProcessGroup) -> LoadRep
     Raises:
         RuntimeError: a rank could not load; all ranks raise. One that could has its rows loaded.
     """
-    together = Together(process_group)
+    together = Collective(process_group)
     shard = together.rank, together.world
 
     def load_part() -> LoadReport:

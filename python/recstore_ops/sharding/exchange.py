@@ -211,7 +211,7 @@ class Status(IntEnum):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requests:
     """The ids that a rank asks several tables for.
 
     Attributes:
@@ -225,7 +225,7 @@ class Asked:
     places: Tensor
 
     @classmethod
-    def of(cls, ids: Sequence[Tensor], world: int) -> Asked:
+    def of(cls, ids: Sequence[Tensor], world: int) -> Requests:
         """The request to `world` ranks for the ids of each table in a batch, int64 `[N]` on the CPU."""
         splits = [0]
         for ids_N in ids:
@@ -259,7 +259,7 @@ class Exchange:
     """
 
     def __init__(
-        self, shard: Shard, ask: Callable[[], Asked], tables: Sequence[int], dims: list[int], note: int = 0
+        self, shard: Shard, ask: Callable[[], Requests], tables: Sequence[int], dims: list[int], note: int = 0
     ) -> None:
         self._shard = shard
         try:

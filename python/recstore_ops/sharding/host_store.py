@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from recstore_ops.servers.addresses import UNIX_PREFIX
 from recstore_ops.servers.choosing import set_ps_servers
-from recstore_ops.servers.workers import Combine, Consistency, Teamwork
-from recstore_ops.sharding.together import Together
+from recstore_ops.servers.workers import Combine, Consistency, WorkerSync
+from recstore_ops.sharding.collective import Collective
 
 UNUSED_SECONDS = 2.0
 """How long the store stays when the last process of its job has ended."""
@@ -56,27 +56,27 @@ def share_host_store(
     """
     if not dist.is_initialized():
         raise RuntimeError("share_host_store is for the ranks of a job: call init_process_group first")
-    together = Together(process_group or dist.group.WORLD)
+    together = Collective(process_group or dist.group.WORLD)
     ranks = dist.get_world_size(process_group)
-    teamwork = together.all_or_none("share a store", lambda: _teamwork(consistency, combine, ranks))
+    worker_sync = together.all_or_none("share a store", lambda: _teamwork(consistency, combine, ranks))
     _check_machine(process_group)
-    mode = {"consistency": teamwork.consistency.value, "combine": teamwork.combine.value}
+    mode = {"consistency": worker_sync.consistency.value, "combine": worker_sync.combine.value}
     together.check_same("share_host_store", **mode, timeout=timeout)
-    address = together.of_first("start the store of this machine", lambda: _start(teamwork))
-    set_ps_servers([address], timeout=timeout, worker=together.rank if teamwork.workers else None)
+    address = together.of_first("start the store of this machine", lambda: _start(worker_sync))
+    set_ps_servers([address], timeout=timeout, worker=together.rank if worker_sync.workers else None)
     return address
 
 
-def _teamwork(consistency: str, combine: str | None, ranks: int) -> Teamwork:
+def _teamwork(consistency: str, combine: str | None, ranks: int) -> WorkerSync:
     if consistency not in ("asynchronous", "synchronous"):
         raise ValueError(f'consistency must be "asynchronous" or "synchronous", got "{consistency}"')
     if combine not in (None, "mean", "sum"):
         raise ValueError(f'combine must be "mean" or "sum", got "{combine}"')
     if consistency == "synchronous":
-        return Teamwork(workers=ranks, consistency=Consistency.SYNCHRONOUS, combine=Combine(combine or "mean"))
+        return WorkerSync(workers=ranks, consistency=Consistency.SYNCHRONOUS, combine=Combine(combine or "mean"))
     if combine is not None:
         raise ValueError(f'combine is for the consistency synchronous, got combine "{combine}" and {consistency}')
-    return Teamwork()
+    return WorkerSync()
 
 
 def _check_machine(group: dist.ProcessGroup | None) -> None:
@@ -96,7 +96,7 @@ def _machine() -> str:
     return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}".strip()
 
 
-def _start(teamwork: Teamwork) -> str:
+def _start(worker_sync: WorkerSync) -> str:
     """Starts a server on a socket of its own, and returns its address when it serves.
 
     Raises:
@@ -104,9 +104,9 @@ def _start(teamwork: Teamwork) -> str:
     """
     path = Path(tempfile.gettempdir()).absolute() / f"recstore-{os.getpid()}-{secrets.token_hex(4)}.sock"
     options = ["--unix", str(path), "--exit-when-unused", str(UNUSED_SECONDS)]
-    if teamwork.workers is not None:
-        options += ["--workers", str(teamwork.workers), "--consistency", teamwork.consistency.value]
-        options += ["--combine", teamwork.combine.value]
+    if worker_sync.workers is not None:
+        options += ["--workers", str(worker_sync.workers), "--consistency", worker_sync.consistency.value]
+        options += ["--combine", worker_sync.combine.value]
     command = [sys.executable, "-m", "recstore_ops", "serve", *options]
     # A session of its own: what ends the group of this process does not end it.
     server = subprocess.Popen(

@@ -26,7 +26,7 @@ from recstore_ops.ops import operators
 from recstore_ops.sharding.exchange import of_other_rank
 from recstore_ops.sharding.lookup import Lookup, shard_of_tables
 from recstore_ops.sharding.step import compare_ranks
-from recstore_ops.table.shard import Announcements, Shard, joinings
+from recstore_ops.table.shard import JoinNotifier, Shard, joinings
 from recstore_ops.table.table import Table
 
 _SECONDS = 1.0
@@ -77,7 +77,7 @@ class Part(NamedTuple):
     clears: int = 0
 
 
-class Said(NamedTuple):
+class RankStatus(NamedTuple):
     """The announcement of a rank to the others.
 
     Attributes:
@@ -94,17 +94,17 @@ class Said(NamedTuple):
         return [self.op, self.number, *(word for part in self.parts for word in part)]
 
     @classmethod
-    def of(cls, words: list[int]) -> Said:
+    def of(cls, words: list[int]) -> RankStatus:
         size = len(Part._fields)
         return cls(Op(words[0]), words[1], [Part(*words[at : at + size]) for at in range(2, len(words), size)])
 
-    def agrees(self, other: Said) -> bool:
+    def agrees(self, other: RankStatus) -> bool:
         """Whether both do the same with the same tables."""
         places, others = ([part.place for part in each.parts] for each in (self, other))
         return (self.op, self.number, places) == (other.op, other.number, others)
 
 
-class Joining(Announcements):
+class Joining(JoinNotifier):
     """Announces the work of this rank with sharded tables while some ranks may have no more batches.
 
     Args:
@@ -173,9 +173,9 @@ class Joining(Announcements):
         said = [
             parts.get(place, Part())._replace(clears=table.times_cleared) for place, table in enumerate(self._tables)
         ]
-        return torch.tensor(Said(op, number, said).words(), dtype=torch.int64, device=self._shard.device)
+        return torch.tensor(RankStatus(op, number, said).words(), dtype=torch.int64, device=self._shard.device)
 
-    def tell(self, op: Op, number: int = 0, parts: dict[int, Part] | None = None) -> list[Said]:
+    def tell(self, op: Op, number: int = 0, parts: dict[int, Part] | None = None) -> list[RankStatus]:
         """Announces the action of this rank, and returns the announcements of all ranks.
 
         Raises:
@@ -184,7 +184,7 @@ class Joining(Announcements):
         words = self._words(op, number, parts or {})
         received = [torch.empty_like(words) for _ in range(self._shard.world)]
         dist.all_gather(received, words, group=self.group)
-        said = [Said.of(each.tolist()) for each in received]
+        said = [RankStatus.of(each.tolist()) for each in received]
         failed = [rank for rank, each in enumerate(said) if each.op == Op.FAILED]
         if failed:
             self._has_heard_of_failure = True
@@ -208,19 +208,19 @@ class Joining(Announcements):
                     f"{self._described(own)}: within sharding.join all ranks that have batches do the same"
                 )
 
-    def _described(self, said: Said) -> str:
+    def _described(self, said: RankStatus) -> str:
         places = [place for place, part in enumerate(said.parts) if part.place]
         return f"{_NAMES[said.op]} of {self._named(places)}" if places else _NAMES[said.op]
 
     def _named(self, places: Sequence[int]) -> str:
         return "tables " + ", ".join(f'"{self._tables[place].name}"' for place in places)
 
-    def chosen(self, said: Said) -> list[tuple[Table, Part]]:
+    def chosen(self, said: RankStatus) -> list[tuple[Table, Part]]:
         """The tables that another rank named, in its order."""
         named = [pair for pair in zip(self._tables, said.parts, strict=True) if pair[1].place]
         return sorted(named, key=lambda pair: pair[1].place)
 
-    def cleared_since(self, said: Said, before: list[int]) -> None:
+    def cleared_since(self, said: RankStatus, before: list[int]) -> None:
         """Drops the gradients that this rank collected for a table, if the others have dropped theirs."""
         for place, (table, part) in enumerate(zip(self._tables, said.parts, strict=True)):
             if part.clears > before[place]:
@@ -272,8 +272,8 @@ class _Shadow:
         except Exception as error:
             self._error = error
 
-    def _follow(self, said: Said) -> None:
-        follow: dict[Op, Callable[[Said], None]] = {
+    def _follow(self, said: RankStatus) -> None:
+        follow: dict[Op, Callable[[RankStatus], None]] = {
             Op.LOOKUP: self._look_up,
             Op.GRADIENTS: self._accept,
             Op.STEP: self._step,
@@ -285,7 +285,7 @@ class _Shadow:
             if not getattr(error, "is_of_other_rank", False):
                 self._error = self._error or error
 
-    def _look_up(self, said: Said) -> None:
+    def _look_up(self, said: RankStatus) -> None:
         chosen = self._joining.chosen(said)
         none = torch.empty(0, dtype=torch.int64, device="cpu")
         lookup = Lookup(
@@ -301,11 +301,11 @@ class _Shadow:
         while len(self._lookups) > _KEPT_LOOKUPS:
             del self._lookups[next(iter(self._lookups))]
 
-    def _accept(self, said: Said) -> None:
+    def _accept(self, said: RankStatus) -> None:
         lookup = self._lookups[said.number]
         lookup.accept([torch.zeros_like(rows) for rows in lookup.rows])
 
-    def _step(self, said: Said) -> None:
+    def _step(self, said: RankStatus) -> None:
         chosen = self._joining.chosen(said)
         for table, part in chosen:
             _native.set_optimizer_learning_rate(table.table_id, struct.unpack("d", struct.pack("q", part.rate))[0])

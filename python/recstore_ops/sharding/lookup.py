@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recstore_ops.ops import operators
 from recstore_ops.ops.collecting import collect, merges_here
-from recstore_ops.sharding.exchange import Asked, Exchange, Layout
+from recstore_ops.sharding.exchange import Exchange, Layout, Requests
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table
 
@@ -56,10 +56,10 @@ class Lookup:
         self.served: Tensor | None = None
         self.note_frozen()
 
-        def ask() -> Asked:
+        def ask() -> Requests:
             for table, ids_N in zip(tables, asked, strict=True):
                 _check_bounds(table, ids_N)
-            return Asked.of(asked, shard.world)
+            return Requests.of(asked, shard.world)
 
         dims = [table.dim for table in tables]
         self.exchange = Exchange(shard, ask, [table.table_id for table in tables], dims, note)

@@ -17,7 +17,7 @@ from recstore_ops.sharding.lookup import Lookup, shard_of_tables
 from recstore_ops.sharding.pending import PendingLookup, add_pending, drop_pending
 from recstore_ops.sharding.rows import Request, key_of, make_lookup
 from recstore_ops.sharding.statistics import timed
-from recstore_ops.sparse.look_ahead import find_features, look_ahead
+from recstore_ops.sparse.prefetch_iterator import find_features, prefetch
 from recstore_ops.table.shard import Shard
 
 # Whether it pays to exchange ahead: both ways are measured in turn, and all ranks choose the same one.
@@ -37,10 +37,10 @@ _GAIN = 0.98
 """The part of the time of the plain way that the other one must stay below."""
 
 _BITS = 31
-_MOST = (1 << _BITS) - 1
+_MAX = (1 << _BITS) - 1
 
 
-class Pace:
+class ExchangeTuner:
     """Chooses for each batch, in order, whether it is exchanged ahead.
 
     Attributes:
@@ -87,13 +87,13 @@ class Pace:
         """The measurements of this rank, for the others; 0 if there are none, or the others have them already."""
         if self._place != _TOLD or not all(self._times.values()):
             return 0
-        ahead, plain = (min(_MOST, 1 + int(1e6 * median(self._times[way]))) for way in (True, False))
+        ahead, plain = (min(_MAX, 1 + int(1e6 * median(self._times[way]))) for way in (True, False))
         return ahead << _BITS | plain
 
     def decide(self, notes: Sequence[int]) -> None:
         """Chooses the way for the rest of the cycle by the measurements of all ranks; if one has none, it stays."""
         if all(notes):
-            self.is_ahead = sum(note >> _BITS for note in notes) < _GAIN * sum(note & _MOST for note in notes)
+            self.is_ahead = sum(note >> _BITS for note in notes) < _GAIN * sum(note & _MAX for note in notes)
 
 
 class Sharded(Protocol):
@@ -139,7 +139,7 @@ class ShardedPipeline:
         self._features = features or find_features
         self._modules_shard = _common_shard(self.modules)
         self._shard = second_shard(self._modules_shard, second_group)
-        self._pace = Pace()
+        self._pace = ExchangeTuner()
         self._told: PendingLookup | None = None
 
     def __len__(self) -> int:
@@ -158,7 +158,7 @@ class ShardedPipeline:
         self._pace.start_epoch()
         with ThreadPoolExecutor(1, "recstore-exchange") as thread:
             try:
-                for batch, own in look_ahead(self.loader, lambda batch: self._begin(thread, batch, begun), 1):
+                for batch, own in prefetch(self.loader, lambda batch: self._begin(thread, batch, begun), 1):
                     yield batch
                     self._pace.finish()
                     drop_pending(own)

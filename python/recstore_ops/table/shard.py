@@ -16,7 +16,7 @@ from recstore_ops.config.table_options import DEFAULTS, GradReduce, TableOptions
 from recstore_ops.table.shard_of import shard_of
 
 
-class Announcements:
+class JoinNotifier:
     """Whether what a group exchanges just now was announced to the ranks that have no more batches.
 
     Args:
@@ -49,7 +49,7 @@ class Announcements:
             )
 
 
-joinings: dict[dist.ProcessGroup, Announcements] = {}
+joinings: dict[dist.ProcessGroup, JoinNotifier] = {}
 """By the group of the tables."""
 
 

@@ -8,6 +8,7 @@ from recstore_ops.training import needs_extra  # noqa: F401  isort: skip
 from recstore_ops.training.data.batch import Batch, concatenate, regroup, shuffled, sum_by_field, sum_by_row, weighted
 from recstore_ops.training.data.input_files import find_input_files
 from recstore_ops.training.data.opening import open_rows
+from recstore_ops.training.data.query_items import QueryItemSplit
 from recstore_ops.training.data.read_ahead import RowDataset, read_ahead
 from recstore_ops.training.data.row_source import (
     CachedRows,
@@ -18,7 +19,6 @@ from recstore_ops.training.data.row_source import (
     RowSource,
     hash_ids,
 )
-from recstore_ops.training.data.sides import Sides
 from recstore_ops.training.metrics.classification import auc, logloss
 from recstore_ops.training.metrics.evaluation import Evaluation, Scores, evaluate, predict
 from recstore_ops.training.metrics.retrieval import (
@@ -76,6 +76,7 @@ __all__ = [
     "PlantedRetrieval",
     "PlantedRows",
     "PlantedSequences",
+    "QueryItemSplit",
     "RankedPart",
     "RankingFigures",
     "Retriever",
@@ -83,7 +84,6 @@ __all__ = [
     "RowSource",
     "RunDirectory",
     "Scores",
-    "Sides",
     "StepRecord",
     "StoreTables",
     "Tables",

@@ -19,7 +19,7 @@ Include = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 
 
 @dataclass(frozen=True)
-class Place:
+class Registration:
     """The place at which a module is registered.
 
     Attributes:
@@ -38,11 +38,11 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundModule:
     """A module of a model, with all its places."""
 
     module: Any
-    places: list[Place] = field(default_factory=list)
+    places: list[Registration] = field(default_factory=list)
 
     @property
     def path(self) -> str:
@@ -55,9 +55,9 @@ class Found:
             place.put(module)
 
 
-def found_in(model: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> list[Found]:
+def found_in(model: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> list[FoundModule]:
     """The modules of a model that are wanted, each once, without what is within them."""
-    found: dict[int, Found] = {}
+    found: dict[int, FoundModule] = {}
     seen: set[int] = set()
 
     def visit(path: str, above: tuple[nn.Module, ...]) -> None:
@@ -65,9 +65,9 @@ def found_in(model: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> list[F
             return
         seen.add(id(above[-1]))
         for name, module in above[-1]._modules.items():
-            place = Place(f"{path}{name}", name, above)
+            place = Registration(f"{path}{name}", name, above)
             if module is not None and is_wanted(module):
-                found.setdefault(id(module), Found(module)).places.append(place)
+                found.setdefault(id(module), FoundModule(module)).places.append(place)
             elif module is not None:
                 visit(f"{place.path}.", (*above, module))
 
@@ -75,7 +75,7 @@ def found_in(model: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> list[F
     return list(found.values())
 
 
-def chosen(found: list[Found], include: Include, caller: str) -> list[Found]:
+def chosen(found: list[FoundModule], include: Include, caller: str) -> list[FoundModule]:
     """Those of the modules that `include` means.
 
     Raises:

@@ -24,7 +24,7 @@ from recstore_ops.table.existing import check_choice, check_unused
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import disagreeing_on_error, learning_rates
 from recstore_ops.transfer.module_tree import (
-    Found,
+    FoundModule,
     Include,
     chosen,
     found_in,
@@ -152,7 +152,7 @@ class _Plan:
         grows: whether tables have no bound.
     """
 
-    found: list[Found]
+    found: list[FoundModule]
     prefix: str
     grows: bool
 
@@ -170,7 +170,7 @@ class _Plan:
             raise ValueError(f"{type(model).__name__} stays as it is: {'; '.join(problems)}")
         return plan
 
-    def problems_of(self, each: Found) -> Iterator[str]:
+    def problems_of(self, each: FoundModule) -> Iterator[str]:
         """Why a table cannot take the place of a module."""
         yield from wrapper_problems({id(module): module for place in each.places for module in place.above}.values())
         if is_collection(each.module):
@@ -179,20 +179,20 @@ class _Plan:
             yield from module_problems(each.module, self.grows)
 
     @property
-    def collections(self) -> list[Found]:
+    def collections(self) -> list[FoundModule]:
         """Those of TorchRec."""
         return [each for each in self.found if is_collection(each.module)]
 
     @property
-    def tied(self) -> list[list[Found]]:
+    def tied(self) -> list[list[FoundModule]]:
         """Those of torch, a list for each weight."""
-        tied: dict[int, list[Found]] = {}
+        tied: dict[int, list[FoundModule]] = {}
         for each in self.found:
             if not is_collection(each.module):
                 tied.setdefault(id(each.module.weight), []).append(each)
         return list(tied.values())
 
-    def name_of(self, modules: list[Found]) -> str:
+    def name_of(self, modules: list[FoundModule]) -> str:
         """The name of the table of modules that share a weight."""
         return f"{self.prefix}{modules[0].path}"
 
@@ -239,9 +239,9 @@ class _Plan:
             with same_entries(dict(zip(names, own.table_names(), strict=True))), _dropping(names):
                 trial.modules(options)
 
-    def modules(self, options: dict[str, Any]) -> list[tuple[Found, nn.Module]]:
+    def modules(self, options: dict[str, Any]) -> list[tuple[FoundModule, nn.Module]]:
         """Opens the tables, and makes the modules over them."""
-        made: list[tuple[Found, nn.Module]] = []
+        made: list[tuple[FoundModule, nn.Module]] = []
         for group in self.tied:
             own = _keeping_paddings(group, options)
             for each in group:
@@ -253,7 +253,7 @@ class _Plan:
         return made
 
 
-def _embeddings_in(model: Any) -> list[Found]:
+def _embeddings_in(model: Any) -> list[FoundModule]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"replace_embeddings takes a module of torch, got {type(model).__name__}")
     if _is_embedding(model):
@@ -271,7 +271,7 @@ def _is_embedding(module: nn.Module) -> bool:
     return isinstance(module, KINDS) or is_collection(module)
 
 
-def _modules(found: list[Found]) -> dict[str, Any]:
+def _modules(found: list[FoundModule]) -> dict[str, Any]:
     """The modules of torch by their paths; of a collection one for each table."""
     modules: dict[str, Any] = {}
     for each in found:
@@ -283,11 +283,11 @@ def _modules(found: list[Found]) -> dict[str, Any]:
     return modules
 
 
-def _weights(found: list[Found]) -> dict[str, Tensor]:
+def _weights(found: list[FoundModule]) -> dict[str, Tensor]:
     return {path: module.weight for path, module in _modules(found).items()}
 
 
-def _model_problems(model: nn.Module, found: list[Found]) -> Iterator[str]:
+def _model_problems(model: nn.Module, found: list[FoundModule]) -> Iterator[str]:
     weights = _weights(found)
     replaced = [module for each in found for module in each.module.modules()]
     yield from tie_problems(model, weights, replaced)
@@ -300,7 +300,7 @@ def _model_problems(model: nn.Module, found: list[Found]) -> Iterator[str]:
             yield f'"{path}": its weight is that of another module too, and a collection opens tables of its own'
 
 
-def _keeping_paddings(group: list[Found], options: dict[str, Any]) -> dict[str, Any]:
+def _keeping_paddings(group: list[FoundModule], options: dict[str, Any]) -> dict[str, Any]:
     """Options with which modules of several padding ids have one configuration."""
     eviction = options.get("eviction")
     paddings = {id for each in group for id in padding_ids(each.module.padding_idx)}

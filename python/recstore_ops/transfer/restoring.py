@@ -19,7 +19,7 @@ from recstore_ops.nn.padding import padding_ids
 from recstore_ops.ops import operators
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.exporting import Export
-from recstore_ops.transfer.module_tree import Found, Include, chosen, found_in, holder_problems
+from recstore_ops.transfer.module_tree import FoundModule, Include, chosen, found_in, holder_problems
 from recstore_ops.transfer.row_ranges import bar_of_rows
 from recstore_ops.transfer.torch_modules import hook_problems
 
@@ -81,7 +81,7 @@ def restore_embeddings(
         operators.drop_table(name)
 
 
-def _modules_in(model: Any) -> list[Found]:
+def _modules_in(model: Any) -> list[FoundModule]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"restore_embeddings takes a module of torch, got {type(model).__name__}")
     if isinstance(model, ClosedModule):
@@ -99,7 +99,7 @@ def _has_own_tables(module: nn.Module) -> bool:
     return is_ours and any(isinstance(child, ClosedModule) for child in module.modules())
 
 
-def _asked(found: list[Found], sizes: Sizes) -> dict[str, set[int]]:
+def _asked(found: list[FoundModule], sizes: Sizes) -> dict[str, set[int]]:
     """The rows that each weight is asked to have, by the path of its module."""
     if isinstance(sizes, Mapping):
         paths = {place.path: each.path for each in found for place in each.places}
@@ -123,12 +123,12 @@ def _checked_size(size: Any) -> int:
     return size
 
 
-def _bound(each: Found) -> int | None:
+def _bound(each: FoundModule) -> int | None:
     bound: int | None = getattr(each.module, "num_embeddings", None)
     return bound
 
 
-def _problems(each: Found, asked: set[int]) -> Iterator[str]:
+def _problems(each: FoundModule, asked: set[int]) -> Iterator[str]:
     """Why one of torch's modules cannot take the place of a module over a table."""
     module = each.module
     if type(module) not in (DistEmbedding, DistEmbeddingBag):
@@ -171,9 +171,9 @@ def _bound_problems(module: TableModule, size: int) -> Iterator[str]:
         yield f"its padding_idx {padding} is not within num_embeddings {size}"
 
 
-def _tie_problems(found: list[Found], sizes: dict[str, int | None]) -> Iterator[str]:
+def _tie_problems(found: list[FoundModule], sizes: dict[str, int | None]) -> Iterator[str]:
     """Modules over one table that cannot share a parameter."""
-    first: dict[int, Found] = {}
+    first: dict[int, FoundModule] = {}
     for each in found:
         other = first.setdefault(each.module.table.table_id, each)
         for what, own, others in zip(_SHARED, _shared(each, sizes), _shared(other, sizes), strict=True):
@@ -181,7 +181,7 @@ def _tie_problems(found: list[Found], sizes: dict[str, int | None]) -> Iterator[
                 yield f'"{each.path}": it shares a table with "{other.path}", and {what} {own} is not {others}'
 
 
-def _left_problems(found: list[Found], present: list[Found]) -> Iterator[str]:
+def _left_problems(found: list[FoundModule], present: list[FoundModule]) -> Iterator[str]:
     """Modules whose table is also that of one that stays: their rows would part."""
     own = {id(each.module) for each in found}
     left = [each for each in present if id(each.module) not in own]
@@ -194,7 +194,7 @@ def _left_problems(found: list[Found], present: list[Found]) -> Iterator[str]:
 _SHARED = ("frozen", "the type", "the device", "num_embeddings")
 
 
-def _shared(each: Found, sizes: dict[str, int | None]) -> tuple[Any, ...]:
+def _shared(each: FoundModule, sizes: dict[str, int | None]) -> tuple[Any, ...]:
     module = each.module
     return module.frozen, module.output_dtype, _device(module), sizes[each.path]
 

@@ -16,12 +16,12 @@ from recstore_ops.table.table import Table
 #
 # Shape suffix: N ids.
 
-_BYTES_AT_A_TIME = 16 << 20
+_BYTES_PER_CHUNK = 16 << 20
 
 
 def rows_at_a_time(table: Table) -> int:
     """How many rows of a table are moved at a time."""
-    return max(1, _BYTES_AT_A_TIME // (4 * table.dim))
+    return max(1, _BYTES_PER_CHUNK // (4 * table.dim))
 
 
 def as_tensor(ids: Tensor | range) -> Tensor:

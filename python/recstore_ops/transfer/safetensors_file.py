@@ -40,7 +40,7 @@ TYPES: dict[str, torch.dtype] = {
 
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
 _LENGTH_BYTES = 8
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,6 @@ class SafetensorsFile:
 
 def without_tensor(path: object, name: str, names: list[str]) -> ValueError:
     """The error of a tensor that is not there, with those that are, or some of very many."""
-    nearest = difflib.get_close_matches(name, names, _MOST_NAMED, cutoff=0) if len(names) > _MOST_NAMED else names
+    nearest = difflib.get_close_matches(name, names, _MAX_NAMED, cutoff=0) if len(names) > _MAX_NAMED else names
     more = f" and {len(names) - len(nearest)} more" if len(names) > len(nearest) else ""
     return ValueError(f'{path} has no tensor "{name}", but {nearest}{more}')

@@ -14,7 +14,7 @@ use crate::ports::{Limits, Port, pool};
 use crate::wire::address::BulkAddress;
 use crate::wire::tls::ServerTls;
 use crate::wire::token::check_token;
-use crate::workers::Teamwork;
+use crate::workers::WorkerSync;
 
 /// How a server is set up.
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ pub struct ServerConfig {
     /// Keeps the tables in a directory; without one they go with the server. The store must be empty.
     pub kept: Option<KeptState>,
     /// How workers train together.
-    pub teamwork: Teamwork,
+    pub worker_sync: WorkerSync,
     /// Allows an address that other machines reach without both encryption and a token.
     pub insecure: bool,
     /// The most connections of each port at a time: one more closes the longest idle one, or is turned away.
@@ -74,7 +74,7 @@ impl Default for ServerConfig {
             token: None,
             tls: None,
             kept: None,
-            teamwork: Teamwork::default(),
+            worker_sync: WorkerSync::default(),
             insecure: false,
             max_connections: 1024,
             max_frame_bytes: 256 << 20,

@@ -19,7 +19,7 @@ use crate::durable::{MANIFEST, in_file};
 use crate::handler::Handler;
 use crate::wire::codec::{Management, Request};
 use crate::wire::standing::{Role, Standing};
-use crate::workers::Teamwork;
+use crate::workers::WorkerSync;
 
 /// What a save to a checkpoint locks.
 const CHECKPOINT_LOCK: &str = ".lock";
@@ -153,7 +153,7 @@ fn refused(path: &Path, why: &str) -> Error {
 fn forget_logged(state: &StateDirectory, forgetting: &Forgetting<'_>) -> Result<Forgotten> {
     let store = Arc::new(LocalStore::default());
     let nobody = Shard { number: 0, of: 1 };
-    let mut handler = Handler::new(Arc::clone(&store) as _, nobody, u64::MAX, Teamwork::default())?;
+    let mut handler = Handler::new(Arc::clone(&store) as _, nobody, u64::MAX, WorkerSync::default())?;
     handler.take(state)?;
     let mut rows = 0;
     for table in forgetting.tables {

@@ -17,8 +17,8 @@ use crate::durable::state_directory::{Durability, StateDirectory, directory_name
 use crate::durable::{in_file, unusable};
 use crate::handler::Handler;
 use crate::router::{HashMethod, Router};
-use crate::wire::facts::Facts;
-use crate::workers::Teamwork;
+use crate::wire::store_metadata::StoreMetadata;
+use crate::workers::WorkerSync;
 
 /// Where all rows lie between the old shards and the new ones.
 const GATHERED: &str = "gathered";
@@ -55,9 +55,9 @@ pub fn reshard(from: &Path, to: &Path, shards: usize, hash_method: Option<HashMe
     let workshop = to.join(WORKSHOP);
     clear(&target)?;
     let source = Source::of(from)?;
-    let facts = Facts {
+    let facts = StoreMetadata {
         hash_method: hash_method.or(source.facts.as_ref().map(|facts| facts.hash_method)).unwrap_or_default(),
-        ..source.facts.clone().unwrap_or_else(|| Facts::new(HashMethod::default()))
+        ..source.facts.clone().unwrap_or_else(|| StoreMetadata::new(HashMethod::default()))
     };
     let gathered = source.gather(&workshop)?;
     let mut rows = Vec::new();
@@ -74,7 +74,7 @@ struct Source {
     directory: PathBuf,
     /// The shards, which no server gets before they are moved away; none of a checkpoint.
     shards: Vec<StateDirectory>,
-    facts: Option<Facts>,
+    facts: Option<StoreMetadata>,
 }
 
 impl Source {
@@ -128,8 +128,8 @@ impl Source {
 }
 
 /// Returns what the clients of all shards agreed on.
-fn agreed(shards: &[StateDirectory]) -> Result<Option<Facts>> {
-    let mut all: Option<Facts> = None;
+fn agreed(shards: &[StateDirectory]) -> Result<Option<StoreMetadata>> {
+    let mut all: Option<StoreMetadata> = None;
     for state in shards {
         match (&all, state.facts()) {
             (Some(all), Some(own)) if *all != own => {
@@ -145,12 +145,12 @@ fn agreed(shards: &[StateDirectory]) -> Result<Option<Facts>> {
 /// Returns the tables of a shard, log and all.
 fn kept_store(state: &StateDirectory, shard: Shard) -> Result<Arc<LocalStore>> {
     let store = Arc::new(LocalStore::default());
-    Handler::new(Arc::clone(&store) as _, shard, u64::MAX, Teamwork::default())?.take(state)?;
+    Handler::new(Arc::clone(&store) as _, shard, u64::MAX, WorkerSync::default())?.take(state)?;
     Ok(store)
 }
 
 /// Makes the directory of a new shard, and returns how many rows it has.
-fn make_shard(gathered: &Path, workshop: &Path, shard: Shard, facts: &Facts) -> Result<usize> {
+fn make_shard(gathered: &Path, workshop: &Path, shard: Shard, facts: &StoreMetadata) -> Result<usize> {
     let (store, router) = (LocalStore::default(), Router::new(facts.hash_method, shard.of));
     let keeps = |id| router.shard_of(id) == shard.number;
     let mut options = LoadOptions::default();

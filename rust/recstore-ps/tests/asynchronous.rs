@@ -18,7 +18,7 @@ use numbered::Numbered;
 use recstore::{EmbeddingStore, Error, LocalStore, Serial, TableConfig, TableId};
 use recstore_ps::{AsyncConfig, AsyncError, AsyncStore, Callback, Timestamp};
 
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
+const TIMEOUT: Option<Duration> = Some(Duration::from_secs(20));
 const SHORT: Duration = Duration::from_millis(50);
 
 /// A store with a table of one column whose rows are the negative sums of their gradients.
@@ -78,15 +78,15 @@ fn a_pull_sees_the_pushes_before_it_here_and_on_servers() {
         }
         let pulled = requests.pull(table, &ids[..], 0, None).unwrap();
         assert_eq!(pulled, Timestamp(12));
-        assert_eq!(requests.wait_rows(pulled, PATIENCE).unwrap(), [12.0; 50]);
+        assert_eq!(requests.wait_rows(pulled, TIMEOUT).unwrap(), [12.0; 50]);
         let both = requests.push_pull(table, [7, 7, 49], [-1.0, -2.0, -4.0], 0, None).unwrap();
-        assert_eq!(requests.wait_rows(both, PATIENCE).unwrap(), [15.0, 15.0, 16.0]);
+        assert_eq!(requests.wait_rows(both, TIMEOUT).unwrap(), [15.0, 15.0, 16.0]);
         let (send, rows) = mpsc::channel();
         requests.pull(table, [49], 0, Some(Box::new(move |rows| send.send(rows).unwrap()))).unwrap();
         assert_eq!(rows.recv().unwrap(), Ok(vec![16.0]));
         let empty = requests.push_pull(table, [], [], 0, None).unwrap();
-        assert!(requests.wait_rows(empty, PATIENCE).unwrap().is_empty());
-        requests.wait_all(PATIENCE).unwrap();
+        assert!(requests.wait_rows(empty, TIMEOUT).unwrap().is_empty());
+        requests.wait_all(TIMEOUT).unwrap();
         assert_eq!(requests.num_pending(), Ok(0));
         assert_eq!(store.statistics(table).unwrap().step, 14);
     }
@@ -106,7 +106,7 @@ fn higher_priorities_come_first_and_pushes_of_a_table_keep_their_order() {
     requests.pull(table, [1], 7, named("pull 7")).unwrap();
     requests.pull(table, [1], 0, named("last pull 0")).unwrap();
     release.send(()).unwrap();
-    requests.wait_all(PATIENCE).unwrap();
+    requests.wait_all(TIMEOUT).unwrap();
     let expected = ["pull 7", "push -1", "push 5", "pull 0", "other 0", "last pull 0"];
     assert_eq!(*order.lock().unwrap(), expected);
 }
@@ -142,14 +142,14 @@ fn what_finds_no_room_waits_and_is_then_refused_with_the_limit() {
         release.send(()).unwrap();
         waiting.join().unwrap().unwrap();
     });
-    requests.wait_all(PATIENCE).unwrap();
+    requests.wait_all(TIMEOUT).unwrap();
     // Rows that nobody takes count too.
     let rows = requests.pull(table, [1; 4], 0, None).unwrap();
-    requests.wait(rows, PATIENCE).unwrap();
+    requests.wait(rows, TIMEOUT).unwrap();
     assert_eq!(requests.push(table, [1; 5], [1.0; 5], 0, None), full("max_pending_bytes", 64, 16, 60));
-    assert_eq!(requests.wait_rows(rows, PATIENCE).unwrap(), [-2.0; 4]);
+    assert_eq!(requests.wait_rows(rows, TIMEOUT).unwrap(), [-2.0; 4]);
     requests.push(table, [1; 5], [1.0; 5], 0, None).unwrap();
-    requests.wait_all(PATIENCE).unwrap();
+    requests.wait_all(TIMEOUT).unwrap();
 }
 
 #[test]
@@ -163,11 +163,11 @@ fn a_wait_has_an_end_and_the_request_goes_on() {
     let late = requests.wait_all(Some(SHORT)).unwrap_err();
     assert_eq!(late, AsyncError::TimedOut { timestamp: Timestamp(0), waited: SHORT, pending: 2 });
     release.send(()).unwrap();
-    assert_eq!(requests.wait(pushed, PATIENCE), Ok(()));
-    assert_eq!(requests.wait(pushed, PATIENCE), Ok(()));
-    let unknown = requests.wait(Timestamp(2), PATIENCE).unwrap_err();
+    assert_eq!(requests.wait(pushed, TIMEOUT), Ok(()));
+    assert_eq!(requests.wait(pushed, TIMEOUT), Ok(()));
+    let unknown = requests.wait(Timestamp(2), TIMEOUT).unwrap_err();
     assert_eq!(unknown.to_string(), "request 2 was never issued");
-    let none = requests.wait_rows(pushed, PATIENCE).unwrap_err();
+    let none = requests.wait_rows(pushed, TIMEOUT).unwrap_err();
     assert!(none.to_string().starts_with("request 1 has no rows to give: it is a push"), "{none}");
 }
 
@@ -179,25 +179,25 @@ fn errors_go_to_whoever_waits_to_the_callback_and_to_the_wait_for_all() {
     assert_eq!(unknown, AsyncError::Store(Error::UnknownHandle { operation: "dim", handle: 99 }));
     let bad = || requests.push(table, [5], [f32::INFINITY], 0, None).unwrap();
     let (first, second, third) = (bad(), bad(), bad());
-    let failed = requests.wait(first, PATIENCE).unwrap_err();
+    let failed = requests.wait(first, TIMEOUT).unwrap_err();
     assert_eq!(
         failed.to_string(),
         "request 0: emb_update: gradient of id 5 at position 0 of table \"t\" holds inf"
     );
-    assert_eq!(requests.wait(first, PATIENCE), Err(failed));
+    assert_eq!(requests.wait(first, TIMEOUT), Err(failed));
     let (send, told) = mpsc::channel();
     let callback = move |outcome| send.send(outcome).unwrap();
     let fourth = requests.push(table, [5, 6], [1.0], 0, Some(Box::new(callback))).unwrap();
     let failed = told.recv().unwrap().unwrap_err();
     assert!(failed.to_string().starts_with("request 3: emb_update: "), "{failed}");
-    assert_eq!(requests.wait(fourth, PATIENCE), Err(failed));
+    assert_eq!(requests.wait(fourth, TIMEOUT), Err(failed));
     // Nobody was told of two.
-    let untold = requests.wait_all(PATIENCE).unwrap_err();
+    let untold = requests.wait_all(TIMEOUT).unwrap_err();
     let AsyncError::Several { first, others: 1 } = &untold else { panic!("{untold}") };
     assert!(matches!(**first, AsyncError::Failed { timestamp, .. } if timestamp == second));
     assert!(untold.to_string().ends_with("holds inf (and 1 more requests failed)"), "{untold}");
-    assert_eq!(requests.wait_all(PATIENCE), Ok(()));
-    assert!(matches!(requests.wait(third, PATIENCE), Err(AsyncError::Failed { .. })));
+    assert_eq!(requests.wait_all(TIMEOUT), Ok(()));
+    assert!(matches!(requests.wait(third, TIMEOUT), Err(AsyncError::Failed { .. })));
     assert_eq!(store.num_rows(table), Ok(0));
 }
 
@@ -207,10 +207,10 @@ fn a_callback_that_panics_ends_nothing() {
     let requests = requests(&store, |_| {});
     let panics: Callback = Box::new(|_| panic!("no rows, please"));
     let pulled = requests.pull(table, [1], 0, Some(panics)).unwrap();
-    let failed = requests.wait(pulled, PATIENCE).unwrap_err();
+    let failed = requests.wait(pulled, TIMEOUT).unwrap_err();
     assert_eq!(failed.to_string(), "request 0: its callback panicked: no rows, please");
     let pulled = requests.pull(table, [1], 0, None).unwrap();
-    assert_eq!(requests.wait_rows(pulled, PATIENCE), Ok(vec![0.0]));
+    assert_eq!(requests.wait_rows(pulled, TIMEOUT), Ok(vec![0.0]));
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn a_callback_may_issue_requests_and_is_refused_what_would_wait_for_itself() {
     assert_eq!(waited, Err(AsyncError::InCallback { timestamp }));
     assert_eq!(waited.unwrap_err().to_string(), "request 1 cannot finish while a callback waits for it");
     assert!(matches!(full, Err(AsyncError::Full { waited: Duration::ZERO, .. })));
-    requests.wait(timestamp, PATIENCE).unwrap();
+    requests.wait(timestamp, TIMEOUT).unwrap();
 }
 
 #[test]
@@ -256,9 +256,9 @@ fn what_is_pending_is_finished_by_a_drop_unless_it_is_cancelled() {
     assert_eq!(second.cancel(), Ok(2));
     assert_eq!(*order.lock().unwrap(), ["told"]);
     drop(release);
-    let refused = second.wait(cancelled, PATIENCE).unwrap_err();
+    let refused = second.wait(cancelled, TIMEOUT).unwrap_err();
     assert_eq!(refused.to_string(), "request 1: cancelled before it began");
-    second.wait_all(PATIENCE).unwrap();
+    second.wait_all(TIMEOUT).unwrap();
     store.read(table, &[1], &mut row).unwrap();
     assert_eq!(row, [1.0]);
 }
@@ -270,12 +270,12 @@ fn a_push_to_a_server_that_is_gone_fails_and_the_next_requests_go_on() {
     let (store, table) = sums(Arc::new(remote));
     let requests = requests(&store, |_| {});
     requests.push(table, [1], [1.0], 0, None).unwrap();
-    requests.wait_all(PATIENCE).unwrap();
+    requests.wait_all(TIMEOUT).unwrap();
     cluster.servers.pop().unwrap().stop(Duration::ZERO);
     let pushed = requests.push(table, [1], [1.0], 0, None).unwrap();
     let pulled = requests.pull(table, [1], 0, None).unwrap();
     for (timestamp, operation) in [(pushed, "emb_update"), (pulled, "emb_read")] {
-        let failed = requests.wait(timestamp, PATIENCE).unwrap_err().to_string();
+        let failed = requests.wait(timestamp, TIMEOUT).unwrap_err().to_string();
         assert!(failed.starts_with(&format!("request {timestamp}: {operation}: shard 0 at ")), "{failed}");
     }
 }
@@ -289,11 +289,11 @@ fn several_threads_may_issue_and_nothing_is_lost() {
             scope.spawn(|| {
                 for _ in 0..50 {
                     let pushed = requests.push(table, [1], [-1.0], 0, None).unwrap();
-                    requests.wait(pushed, PATIENCE).unwrap();
+                    requests.wait(pushed, TIMEOUT).unwrap();
                 }
             });
         }
     });
     let pulled = requests.pull(table, [1], 0, None).unwrap();
-    assert_eq!(requests.wait_rows(pulled, PATIENCE), Ok(vec![200.0]));
+    assert_eq!(requests.wait_rows(pulled, TIMEOUT), Ok(vec![200.0]));
 }

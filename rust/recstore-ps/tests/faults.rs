@@ -32,7 +32,7 @@ use recstore_ps::RemoteStore;
 const DIM: usize = 4;
 const SHARDS: usize = 2;
 /// Longer than any server is down; whoever waits longer hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Tells a child that it is a worker: its servers.
 const WORKER: &str = "RECSTORE_TEST_WORKER";
 
@@ -99,7 +99,7 @@ fn repeated<T>(call: impl Fn() -> Result<T>) -> T {
     loop {
         match call() {
             Ok(done) => return done,
-            Err(Error::Unavailable { .. }) if started.elapsed() < PATIENCE => {}
+            Err(Error::Unavailable { .. }) if started.elapsed() < TIMEOUT => {}
             Err(error) => panic!("{error}"),
         }
     }

@@ -32,7 +32,7 @@ use numbered::Numbered;
 use recorded::{Recorded, lines, recorded};
 use recstore::{EmbeddingStore, LocalStore, Result, Serial, Step, TableId};
 use recstore_ps::codec::{Answer, Managed, Management, Request};
-use recstore_ps::{ClientId, Handler, KeptState, Server, ServerConfig, Teamwork};
+use recstore_ps::{ClientId, Handler, KeptState, Server, ServerConfig, WorkerSync};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -118,9 +118,9 @@ fn found(directory: &Path, handler: &Handler, store: &LocalStore, clients: &[Cli
 }
 
 /// Starts a server on a copy, compares all it has, and gives it to `more`; a server started after it has the same.
-fn is_taken_up(name: &str, teamwork: Teamwork, clients: &[ClientId], more: impl FnOnce(&Handler)) {
+fn is_taken_up(name: &str, worker_sync: WorkerSync, clients: &[ClientId], more: impl FnOnce(&Handler)) {
     let (directory, expected) = (copied(name), expected(name));
-    let (handler, store) = started(directory.path(), teamwork);
+    let (handler, store) = started(directory.path(), worker_sync);
     let found = found(directory.path(), &handler, &store, clients);
     assert_same(&found.tables, &expected.tables, name);
     assert_eq!(found, expected);
@@ -128,12 +128,12 @@ fn is_taken_up(name: &str, teamwork: Teamwork, clients: &[ClientId], more: impl 
     let after: BTreeMap<String, Recorded> = serde_json::from_value(after_of(name)).unwrap();
     assert_same(&recorded(&store), &after, &format!("{name}, after more changes"));
     drop(handler);
-    let (handler, store) = started(directory.path(), teamwork);
+    let (handler, store) = started(directory.path(), worker_sync);
     assert_same(&recorded(&store), &after, &format!("{name}, started once more"));
     handler.checkpoint().unwrap();
     drop(handler);
     assert_same(
-        &recorded(&started(directory.path(), teamwork).1),
+        &recorded(&started(directory.path(), worker_sync).1),
         &after,
         &format!("{name}, from a checkpoint"),
     );
@@ -170,7 +170,7 @@ fn one_step_more(handler: &Handler) {
 
 #[test]
 fn every_kind_of_change_is_made_again() {
-    is_taken_up("changes", Teamwork::default(), &[FIRST, SECOND, THIRD, FOURTH], more_changes);
+    is_taken_up("changes", WorkerSync::default(), &[FIRST, SECOND, THIRD, FOURTH], more_changes);
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn steps_of_workers_with_bounded_staleness_are_counted_again() {
 #[test]
 fn frames_that_went_to_the_log_while_they_came_are_made_again() {
     let directory = copied("large");
-    let (handler, store) = started(directory.path(), Teamwork::default());
+    let (handler, store) = started(directory.path(), WorkerSync::default());
     let ids: Vec<i64> = (0..LARGE_ROWS).collect();
     let mut rows = vec![0.0; ids.len() * LARGE_DIM];
     store.read(store.find_numbered("large").unwrap().unwrap(), &ids, &mut rows).unwrap();
@@ -241,10 +241,16 @@ fn the_same_changes_write_the_same_log() {
     }
 }
 
-fn write_down(to: &Path, name: &str, teamwork: Teamwork, clients: &[ClientId], more: impl FnOnce(&Handler)) {
+fn write_down(
+    to: &Path,
+    name: &str,
+    worker_sync: WorkerSync,
+    clients: &[ClientId],
+    more: impl FnOnce(&Handler),
+) {
     let copied = tempfile::tempdir().unwrap();
     copy(&to.join(name), copied.path());
-    let (handler, store) = started(copied.path(), teamwork);
+    let (handler, store) = started(copied.path(), worker_sync);
     let found = found(copied.path(), &handler, &store, clients);
     fs::write(to.join(format!("{name}.json")), lines(&serde_json::to_value(found).unwrap())).unwrap();
     more(&handler);
@@ -263,7 +269,7 @@ fn fixtures_are_made_where_a_variable_says() {
     make_bounded(&to.join("bounded"));
     make_large(&to.join("large"));
     ["changes", "workers", "bounded", "large"].iter().for_each(|name| tidy(&to.join(name)));
-    write_down(&to, "changes", Teamwork::default(), &[FIRST, SECOND, THIRD, FOURTH], more_changes);
+    write_down(&to, "changes", WorkerSync::default(), &[FIRST, SECOND, THIRD, FOURTH], more_changes);
     write_down(&to, "workers", together(), &WORKERS, finish_the_step);
     write_down(&to, "bounded", bounded(), &WORKERS[..2], one_step_more);
     assert!(!fs::read_to_string(to.join("large/log/0000000000000001.runs")).unwrap().is_empty());

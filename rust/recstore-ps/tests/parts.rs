@@ -172,7 +172,7 @@ fn read_through(fault: Fault, faults: usize) -> Result<Vec<f32>, String> {
 
 #[test]
 fn a_part_too_many_or_too_few_is_no_answer() {
-    // Asked for again until the time is over, which may be in the middle of an answer.
+    // Arrival for again until the time is over, which may be in the middle of an answer.
     let error = read_through(Fault::Doubled, usize::MAX).unwrap_err();
     let words = ["floats of rows that nobody asked for", "no answer in time"];
     assert!(error.contains("shard 0") && words.iter().any(|words| error.contains(words)), "{error}");

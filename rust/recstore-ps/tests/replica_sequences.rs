@@ -63,12 +63,12 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 /// A place for a server: its directory, and the port that it has whenever it runs.
-struct Place {
+struct ServerSlot {
     directory: TempDir,
     port: u16,
 }
 
-impl Place {
+impl ServerSlot {
     fn new() -> Self {
         Self { directory: tempfile::tempdir().unwrap(), port: free_port() }
     }
@@ -86,7 +86,7 @@ impl Place {
 
 /// A leader and what may follow it, the client that changes rows, and the rows that there should be.
 struct Shard {
-    places: [Place; 2],
+    places: [ServerSlot; 2],
     leading: usize,
     leader: Option<Server>,
     follower: Option<Server>,
@@ -97,7 +97,7 @@ struct Shard {
 
 impl Shard {
     fn new() -> Self {
-        let places = [Place::new(), Place::new()];
+        let places = [ServerSlot::new(), ServerSlot::new()];
         let leader = places[0].start(None);
         let mut config = RemoteConfig::new(vec![format!("{}|{}", places[0].address(), places[1].address())]);
         config.timeout = Duration::from_secs(20);

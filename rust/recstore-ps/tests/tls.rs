@@ -77,11 +77,11 @@ fn encrypted(shards: usize, tls: &ServerTls) -> Cluster {
 }
 
 /// How long a connection is tried.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Connects within [`PATIENCE`].
+/// Connects within [`TIMEOUT`].
 fn connect(cluster: &Cluster, tls: Option<ClientTls>) -> Result<RemoteStore, Error> {
-    let mut config = config(cluster.addresses(), PATIENCE);
+    let mut config = config(cluster.addresses(), TIMEOUT);
     (config.tls, config.token) = (tls, Some("secret".to_owned()));
     RemoteStore::connect(config, Box::new(Serial))
 }
@@ -92,7 +92,7 @@ fn refusal(cluster: &Cluster, tls: Option<ClientTls>) -> String {
     let error = connect(cluster, tls).unwrap_err();
     let Error::Unavailable { shard: 0, message, .. } = error else { panic!("{error}") };
     if message.starts_with("no encrypted connection") {
-        assert!(begun.elapsed() < PATIENCE, "{message}");
+        assert!(begun.elapsed() < TIMEOUT, "{message}");
     }
     message
 }

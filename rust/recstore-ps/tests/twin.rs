@@ -13,7 +13,7 @@ use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{
     BagInput, EmbeddingStore, GradientChunk, GradientPart, LocalStore, MemoryUse, PLACES_TAG, PoolingMode,
-    RowlessTable, Serial, Step, TableConfig, TableId, TableUpdate,
+    Serial, Step, TableConfig, TableId, TableUpdate, TableValidator,
 };
 
 const DIM: usize = 3;
@@ -290,7 +290,7 @@ fn what_is_too_much_for_a_frame_goes_in_several_or_is_refused_whole() {
 #[test]
 fn a_rowless_table_refuses_what_the_table_would() {
     let config = config(1);
-    let (rowless, store) = (RowlessTable::new("t", &config).unwrap(), LocalStore::new(Box::new(Serial)));
+    let (rowless, store) = (TableValidator::new("t", &config).unwrap(), LocalStore::new(Box::new(Serial)));
     let table = store.open_numbered("t", &config).unwrap();
     for (ids, values) in
         [(vec![1, 50], vec![0.0; 6]), (vec![1], vec![0.0; 4]), (vec![2], vec![f32::INFINITY; 3])]
@@ -299,6 +299,6 @@ fn a_rowless_table_refuses_what_the_table_would() {
     }
     assert_eq!(rowless.refusals(), 1);
     assert_eq!(rowless.description(), store.describe(table).unwrap());
-    assert!(RowlessTable::new("", &config).is_err());
-    assert!(RowlessTable::new("t", &TableConfig::new(0)).is_err());
+    assert!(TableValidator::new("", &config).is_err());
+    assert!(TableValidator::new("t", &TableConfig::new(0)).is_err());
 }

@@ -32,7 +32,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 const DIM: usize = 8;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn at(path: &Path) -> Cluster {
     limited(path, ServerConfig::default().max_frame_bytes)
@@ -46,7 +46,7 @@ fn limited(path: &Path, max_frame_bytes: u64) -> Cluster {
 }
 
 fn connect(cluster: &Cluster, shared_memory: bool) -> RemoteStore {
-    let mut config = config(cluster.addresses(), PATIENCE);
+    let mut config = config(cluster.addresses(), TIMEOUT);
     config.shared_memory = shared_memory;
     RemoteStore::connect(config, Box::new(Serial)).unwrap()
 }
@@ -240,7 +240,7 @@ fn a_path_that_is_too_long_is_refused_on_both_sides() {
         "{refused}"
     );
     let address = format!("unix:{}", path.display());
-    let refused = RemoteStore::connect(config(vec![address], PATIENCE), Box::new(Serial)).unwrap_err();
+    let refused = RemoteStore::connect(config(vec![address], TIMEOUT), Box::new(Serial)).unwrap_err();
     assert!(refused.to_string().contains("a path of 113 bytes is too long"), "{refused}");
 }
 
@@ -250,7 +250,7 @@ struct Peer(UnixStream);
 impl Peer {
     fn greeted(path: &Path) -> Self {
         let mut stream = UnixStream::connect(path).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream.write_all(&hello(3)).unwrap();
         let mut head = [0; 40];
         stream.read_exact(&mut head).unwrap();

@@ -19,21 +19,21 @@ use recstore::{
     EmbeddingStore, Error, GradientChunk, LocalStore, Serial, Step, TableConfig, TableId, TableUpdate,
 };
 use recstore_ps::codec::{MergedUpdate, Request};
-use recstore_ps::{ClientId, Combine, Consistency, KeptState, RemoteStore, Server, ServerConfig, Teamwork};
+use recstore_ps::{ClientId, Combine, Consistency, KeptState, RemoteStore, Server, ServerConfig, WorkerSync};
 
 const DIM: usize = 3;
 const WORKERS: u32 = 3;
 const SUM: Consistency = Consistency::Synchronous { combine: Combine::Sum };
 
-fn teamwork(consistency: Consistency) -> Teamwork {
-    let mut teamwork = Teamwork::default();
-    (teamwork.consistency, teamwork.workers) = (consistency, Some(WORKERS));
-    (teamwork.patience, teamwork.silence) = (Duration::from_secs(10), Duration::from_secs(5));
-    teamwork
+fn worker_sync(consistency: Consistency) -> WorkerSync {
+    let mut worker_sync = WorkerSync::default();
+    (worker_sync.consistency, worker_sync.workers) = (consistency, Some(WORKERS));
+    (worker_sync.patience, worker_sync.silence) = (Duration::from_secs(10), Duration::from_secs(5));
+    worker_sync
 }
 
-fn cluster(shards: usize, teamwork: Teamwork) -> Cluster {
-    Cluster::configured(shards, |config| config.teamwork = teamwork)
+fn cluster(shards: usize, worker_sync: WorkerSync) -> Cluster {
+    Cluster::configured(shards, |config| config.worker_sync = worker_sync)
 }
 
 fn worker(servers: Vec<String>, number: u32) -> RemoteStore {
@@ -87,7 +87,7 @@ fn on_threads<R: Send>(work: impl Fn(u32) -> R + Sync) -> Vec<R> {
 #[test]
 fn synchronous_workers_are_one_worker_with_the_joined_batch() {
     for (optimizer, combine) in [("sgd", Combine::Sum), ("adagrad", Combine::Mean), ("adam", Combine::Sum)] {
-        let cluster = cluster(2, teamwork(Consistency::Synchronous { combine }));
+        let cluster = cluster(2, worker_sync(Consistency::Synchronous { combine }));
         let finals = on_threads(|number| {
             let store = worker(cluster.addresses(), number);
             let table = store.open_numbered("t", &table_config(optimizer)).unwrap();
@@ -122,7 +122,7 @@ fn synchronous_workers_are_one_worker_with_the_joined_batch() {
 
 #[test]
 fn a_step_that_lacks_a_worker_is_refused_with_its_number_and_can_be_repeated() {
-    let mut impatient = teamwork(SUM);
+    let mut impatient = worker_sync(SUM);
     impatient.patience = Duration::from_millis(300);
     let cluster = cluster(2, impatient);
     let stores: Vec<RemoteStore> = (0..WORKERS).map(|number| worker(cluster.addresses(), number)).collect();
@@ -150,7 +150,7 @@ fn a_step_that_lacks_a_worker_is_refused_with_its_number_and_can_be_repeated() {
 
 #[test]
 fn a_dead_worker_is_reported_and_its_successor_takes_its_place() {
-    let mut watchful = teamwork(SUM);
+    let mut watchful = worker_sync(SUM);
     watchful.silence = Duration::from_millis(400);
     let cluster = cluster(1, watchful);
     let mut stores: Vec<RemoteStore> =
@@ -185,7 +185,7 @@ fn a_dead_worker_is_reported_and_its_successor_takes_its_place() {
 
 #[test]
 fn steps_of_several_tables_go_together_in_any_order() {
-    let cluster = cluster(1, teamwork(SUM));
+    let cluster = cluster(1, worker_sync(SUM));
     let ends = on_threads(|number| {
         let store = worker(cluster.addresses(), number);
         let tables = ["a", "b"].map(|name| store.open_numbered(name, &table_config("sgd")).unwrap());
@@ -206,7 +206,7 @@ fn steps_of_several_tables_go_together_in_any_order() {
 
 #[test]
 fn when_all_have_left_the_next_ones_wait_for_each_other_again() {
-    let mut impatient = teamwork(SUM);
+    let mut impatient = worker_sync(SUM);
     impatient.patience = Duration::from_millis(200);
     let cluster = cluster(1, impatient);
     on_threads(|number| worker(cluster.addresses(), number)).iter().for_each(|store| store.leave().unwrap());
@@ -222,7 +222,7 @@ fn table_of(store: &RemoteStore) -> TableId {
 #[test]
 fn no_worker_is_further_ahead_than_allowed() {
     const STALENESS: u64 = 2;
-    let cluster = cluster(2, teamwork(Consistency::Bounded { staleness: STALENESS }));
+    let cluster = cluster(2, worker_sync(Consistency::Bounded { staleness: STALENESS }));
     on_threads(|number| {
         let store = worker(cluster.addresses(), number);
         let table = table_of(&store);
@@ -242,7 +242,7 @@ fn no_worker_is_further_ahead_than_allowed() {
 
 #[test]
 fn a_worker_too_far_ahead_is_told_who_is_behind() {
-    let mut impatient = teamwork(Consistency::Bounded { staleness: 1 });
+    let mut impatient = worker_sync(Consistency::Bounded { staleness: 1 });
     impatient.patience = Duration::from_millis(200);
     let cluster = cluster(1, impatient);
     let stores: Vec<RemoteStore> = (0..WORKERS).map(|number| worker(cluster.addresses(), number)).collect();
@@ -271,7 +271,7 @@ fn a_worker_too_far_ahead_is_told_who_is_behind() {
 
 #[test]
 fn barriers_hold_until_all_are_there_and_again() {
-    let cluster = cluster(2, teamwork(Consistency::Asynchronous));
+    let cluster = cluster(2, worker_sync(Consistency::Asynchronous));
     let arrived = std::sync::atomic::AtomicU32::new(0);
     on_threads(|number| {
         let store = worker(cluster.addresses(), number);
@@ -293,14 +293,14 @@ fn barriers_hold_until_all_are_there_and_again() {
 
 #[test]
 fn workers_that_cannot_be_are_refused() {
-    let cluster = cluster(1, teamwork(SUM));
+    let cluster = cluster(1, worker_sync(SUM));
     let mut config = remote(cluster.addresses(), Duration::from_secs(5));
     config.worker = Some(WORKERS);
     let message = RemoteStore::connect(config, Box::new(Serial)).unwrap_err().to_string();
     assert!(message.contains("there is no worker 3 of 3"), "{message}");
     let start = |workers, consistency| {
         let mut config = ServerConfig::default();
-        (config.teamwork.workers, config.teamwork.consistency) = (workers, consistency);
+        (config.worker_sync.workers, config.worker_sync.consistency) = (workers, consistency);
         Server::start(Arc::new(LocalStore::default()), config).map(drop).unwrap_err().to_string()
     };
     assert!(start(None, SUM).contains("synchronous consistency needs the number of workers"));
@@ -311,7 +311,7 @@ fn workers_that_cannot_be_are_refused() {
 
 fn durable(directory: &Path, consistency: Consistency) -> Server {
     let mut config = ServerConfig::default();
-    (config.kept, config.teamwork) = (Some(KeptState::logged(directory)), teamwork(consistency));
+    (config.kept, config.worker_sync) = (Some(KeptState::logged(directory)), worker_sync(consistency));
     Server::start(Arc::new(LocalStore::new(Box::new(Serial))), config).unwrap()
 }
 
@@ -376,8 +376,8 @@ fn steps_that_workers_have_made_survive_a_restart() {
     let port = server.address().tcp().unwrap().port();
     server.stop(Duration::from_secs(1));
     let mut config = ServerConfig::default();
-    (config.kept, config.teamwork, config.port) =
-        (Some(KeptState::logged(directory.path())), teamwork(bounded), port);
+    (config.kept, config.worker_sync, config.port) =
+        (Some(KeptState::logged(directory.path())), worker_sync(bounded), port);
     let server = Server::start(Arc::new(LocalStore::new(Box::new(Serial))), config).unwrap();
     assert_eq!(store.workers().unwrap()[0].0[0].steps, 3);
     server.stop(Duration::from_secs(1));

@@ -80,14 +80,14 @@ impl SaveArguments {
 /// Where a checkpoint is: a directory, or an object store.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct Place {
+pub(crate) struct CheckpointLocation {
     path: PathBuf,
     /// The URL of an object store, which `path` has no part in.
     url: Option<String>,
     storage_options: BTreeMap<String, String>,
 }
 
-impl Place {
+impl CheckpointLocation {
     fn objects(&self) -> PyResult<Option<ObjectCheckpoint>> {
         let Some(url) = &self.url else { return Ok(None) };
         let options = self.storage_options.iter().map(|(key, value)| (key.as_str(), value.as_str()));
@@ -99,7 +99,7 @@ impl Place {
 #[pyfunction]
 pub(crate) fn save_tables<'py>(
     py: Python<'py>,
-    place: Place,
+    place: CheckpointLocation,
     arguments: SaveArguments,
     progress: &Bound<'py, CheckpointProgress>,
 ) -> PyResult<Bound<'py, PyDict>> {
@@ -166,7 +166,7 @@ pub(crate) fn compact_directory<'py>(
 #[pyfunction]
 pub(crate) fn load_tables<'py>(
     py: Python<'py>,
-    place: Place,
+    place: CheckpointLocation,
     shard: Option<(usize, usize)>,
     tables: Option<BTreeSet<String>>,
     without_rules: bool,

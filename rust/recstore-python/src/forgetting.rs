@@ -12,7 +12,7 @@ use crate::checkpoint::{CheckpointProgress, from_json};
 use crate::servers::{self, TlsFiles};
 
 /// The ids that are asked for at a time.
-const IDS_AT_A_TIME: usize = 1 << 14;
+const IDS_PER_CHUNK: usize = 1 << 14;
 
 /// What is to be left out, and the snapshots that have it.
 #[derive(FromPyObject)]
@@ -163,7 +163,7 @@ fn on_servers(
     if dry_run {
         return Ok((found, Vec::new()));
     }
-    for (table, ids) in opened.iter().flat_map(|table| ids.chunks(IDS_AT_A_TIME).map(move |ids| (table, ids)))
+    for (table, ids) in opened.iter().flat_map(|table| ids.chunks(IDS_PER_CHUNK).map(move |ids| (table, ids)))
     {
         table.delete(ids)?;
     }
@@ -177,7 +177,7 @@ fn with_rows(table: &dyn EmbeddingTable, ids: &[i64]) -> Result<Vec<i64>> {
     let is_possible = |id: i64| limit.is_none_or(|limit| u64::try_from(id).is_ok_and(|id| id < limit));
     let possible: Vec<i64> = ids.iter().copied().filter(|id| is_possible(*id)).collect();
     let mut found = Vec::new();
-    for ids in possible.chunks(IDS_AT_A_TIME) {
+    for ids in possible.chunks(IDS_PER_CHUNK) {
         let (mut indices, mut rows) = (vec![0; ids.len()], vec![0.0; ids.len() * table.dim()]);
         table.lookup(ids, false, &mut indices, &mut rows)?;
         found.extend(ids.iter().zip(&indices).filter(|(_, index)| **index >= 0).map(|(id, _)| *id));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use recstore_ps::front::{Answer, Asked, Event, FrontConfig, Kind};
+use recstore_ps::front::{Answer, Arrival, Event, FrontConfig, Kind};
 
 use crate::servers::{TlsFiles, seconds};
 
@@ -15,8 +15,8 @@ use crate::servers::{TlsFiles, seconds};
 #[pyclass(frozen)]
 pub(crate) struct Front(recstore_ps::front::Front);
 
-type Taken<'py> = (u64, Option<AskedTuple<'py>>);
-type AskedTuple<'py> =
+type NextRequest<'py> = (u64, Option<RequestTuple<'py>>);
+type RequestTuple<'py> =
     (&'static str, String, String, Bound<'py, PyDict>, Bound<'py, PyBytes>, Option<(&'static str, String)>);
 
 #[pymethods]
@@ -67,7 +67,7 @@ impl Front {
 
     /// Takes the requests that have come: their numbers, and port, method, path, headers, body, and why that is missing.
     /// A number alone is that of a request whose client has gone.
-    fn take<'py>(&self, py: Python<'py>) -> PyResult<Vec<Taken<'py>>> {
+    fn take<'py>(&self, py: Python<'py>) -> PyResult<Vec<NextRequest<'py>>> {
         self.0.take().into_iter().map(|event| taken(py, event)).collect()
     }
 
@@ -95,12 +95,12 @@ impl Front {
     }
 }
 
-fn taken(py: Python<'_>, event: Event) -> PyResult<Taken<'_>> {
+fn taken(py: Python<'_>, event: Event) -> PyResult<NextRequest<'_>> {
     let (number, asked) = match event {
         Event::Gone(number) => return Ok((number, None)),
-        Event::Asked(number, asked) => (number, asked),
+        Event::Arrival(number, asked) => (number, asked),
     };
-    let Asked { port, method, path, headers, body, failure } = asked;
+    let Arrival { port, method, path, headers, body, failure } = asked;
     let told = PyDict::new(py);
     for (name, value) in headers {
         told.set_item(name, PyBytes::new(py, &value))?;

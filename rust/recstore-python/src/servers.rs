@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use recstore::{Error, LocalStore, Shard};
 use recstore_ps::{
     ClientTls, Combine, Consistency, Durability, FollowedServer, Handler, IdentityFiles, KeptState,
-    RemoteConfig, RemoteStore, ServerConfig, ServerError, ServerTls, Teamwork, TlsError, WorkerState,
+    RemoteConfig, RemoteStore, ServerConfig, ServerError, ServerTls, TlsError, WorkerState, WorkerSync,
 };
 
 use crate::registry;
@@ -136,7 +136,7 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    fn teamwork(&self) -> PyResult<Teamwork> {
+    fn worker_sync(&self) -> PyResult<WorkerSync> {
         let unknown =
             |what: &str, word: &str| Err(PyValueError::new_err(format!("unknown {what} \"{word}\"")));
         let combine = match self.combine.as_str() {
@@ -144,17 +144,17 @@ impl Workers {
             "mean" => Combine::Mean,
             word => return unknown("combine", word),
         };
-        let mut teamwork = Teamwork::default();
-        teamwork.consistency = match self.consistency.as_str() {
+        let mut worker_sync = WorkerSync::default();
+        worker_sync.consistency = match self.consistency.as_str() {
             "asynchronous" => Consistency::Asynchronous,
             "synchronous" => Consistency::Synchronous { combine },
             "bounded" => Consistency::Bounded { staleness: self.staleness },
             word => return unknown("consistency", word),
         };
-        teamwork.workers = self.workers;
-        teamwork.patience = seconds(self.worker_timeout)?;
-        teamwork.silence = seconds(self.heartbeat_timeout)?;
-        Ok(teamwork)
+        worker_sync.workers = self.workers;
+        worker_sync.patience = seconds(self.worker_timeout)?;
+        worker_sync.silence = seconds(self.heartbeat_timeout)?;
+        Ok(worker_sync)
     }
 }
 
@@ -211,7 +211,7 @@ impl Server {
         }
         let follows = follow.map(|address| FollowedServer { address, tls: to_leader, synchronous });
         config.kept = directory.map(|directory| KeptState { directory, durability, follows });
-        config.teamwork = workers.teamwork()?;
+        config.worker_sync = workers.worker_sync()?;
         config.shard = Shard { number: shard, of: num_shards };
         let server = py.detach(|| recstore_ps::Server::start(store, config)).map_err(cannot_start)?;
         let address = server.address().to_string();

@@ -154,7 +154,7 @@ c10::IValue Program::Step::run(const Values& values) const {
   return stack.empty() ? c10::IValue() : c10::IValue(c10::ivalue::Tuple::create(std::move(stack)));
 }
 
-std::unique_ptr<Given> Program::run(rust::Slice<const View> inputs) const {
+std::unique_ptr<Outputs> Program::run(rust::Slice<const View> inputs) const {
   const at::NoGradGuard no_gradients;
   Values values(state_.begin(), state_.end());
   values.reserve(state_.size() + inputs_ + steps_.size());
@@ -177,7 +177,7 @@ std::unique_ptr<Given> Program::run(rust::Slice<const View> inputs) const {
     for (at::Tensor& output : outputs) {
       output = owned(std::move(output));
     }
-    return std::make_unique<Given>(std::move(outputs));
+    return std::make_unique<Outputs>(std::move(outputs));
   });
 }
 

@@ -37,9 +37,9 @@ class Kept {
 };
 
 // What a program gave.
-class Given {
+class Outputs {
  public:
-  explicit Given(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {}
+  explicit Outputs(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {}
 
   // Takes an output, once.
   std::unique_ptr<Kept> take(std::size_t place) {
@@ -58,7 +58,7 @@ class Program {
       rust::Slice<const std::size_t> outputs);
 
   // What the program gives for inputs, which may be views of memory that outlives the call.
-  std::unique_ptr<Given> run(rust::Slice<const View> inputs) const;
+  std::unique_ptr<Outputs> run(rust::Slice<const View> inputs) const;
 
  private:
   struct Operator {

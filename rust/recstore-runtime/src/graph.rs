@@ -157,9 +157,9 @@ fn of_text(kind: Kind, text: &str) -> Argument {
 
 /// A value as a message has it.
 fn shortened(value: &Value) -> String {
-    const MOST: usize = 80;
+    const MAX: usize = 80;
     let text = value.to_string();
-    match text.char_indices().nth(MOST) {
+    match text.char_indices().nth(MAX) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
     }

@@ -77,7 +77,7 @@ mod ffi {
 
         type Program;
         type Kept;
-        type Given;
+        type Outputs;
 
         fn new_program(
             state: &[View],
@@ -85,9 +85,9 @@ mod ffi {
             calls: &[Call],
             outputs: &[usize],
         ) -> Result<UniquePtr<Program>>;
-        fn run(self: &Program, inputs: &[View]) -> Result<UniquePtr<Given>>;
+        fn run(self: &Program, inputs: &[View]) -> Result<UniquePtr<Outputs>>;
 
-        fn take(self: Pin<&mut Given>, place: usize) -> Result<UniquePtr<Kept>>;
+        fn take(self: Pin<&mut Outputs>, place: usize) -> Result<UniquePtr<Kept>>;
 
         fn dtype(self: &Kept) -> &str;
         fn shape(self: &Kept) -> &[i64];

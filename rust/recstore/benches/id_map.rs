@@ -11,7 +11,7 @@ use recstore::internals::{IdMap, mix, prefetch, zeroed_lines};
 
 const BATCH: usize = 65_536;
 const AHEAD: usize = 32;
-const FLOATS_A_LINE: usize = 16;
+const FLOATS_PER_LINE: usize = 16;
 
 fn main() {
     let is_quick = std::env::args().any(|argument| argument == "--quick");
@@ -84,7 +84,7 @@ fn fill(slots: &mut [(i64, u32)], ids: &[i64]) {
 /// Returns the time of finding a batch over that of reading one line a key at random, in as much memory.
 fn find(map: &IdMap, keys: usize) -> f64 {
     const ROUNDS: usize = 200;
-    let lines = map.bytes() / (4 * FLOATS_A_LINE);
+    let lines = map.bytes() / (4 * FLOATS_PER_LINE);
     let mut memory = zeroed_lines(lines);
     memory.fill(1.0);
     let mut indices = vec![0; BATCH];
@@ -107,9 +107,9 @@ fn gather(memory: &[f32], at: &[usize]) -> f32 {
     let mut sum = 0.0;
     for (place, &line) in at.iter().enumerate() {
         if let Some(&ahead) = at.get(place + AHEAD) {
-            prefetch(&memory[ahead * FLOATS_A_LINE..][..1]);
+            prefetch(&memory[ahead * FLOATS_PER_LINE..][..1]);
         }
-        sum += memory[line * FLOATS_A_LINE];
+        sum += memory[line * FLOATS_PER_LINE];
     }
     sum
 }

@@ -10,7 +10,7 @@ use ndarray::{Array1, Array2};
 use recstore::{LocalStore, Result, TableConfig, TableHandle};
 
 const FEATURES: u64 = 1_000_000;
-const FEATURES_A_ROW: usize = 4;
+const FEATURES_PER_ROW: usize = 4;
 
 /// Returns the features of an impression and whether it was clicked.
 ///
@@ -21,7 +21,7 @@ fn impression(number: u64) -> (Array1<i64>, f32) {
         (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32
     };
     let deciding = random(0) % 10;
-    let noise = (1..FEATURES_A_ROW as u64).map(|salt| (10 + random(salt) % FEATURES) as i64);
+    let noise = (1..FEATURES_PER_ROW as u64).map(|salt| (10 + random(salt) % FEATURES) as i64);
     let features = std::iter::once(deciding as i64).chain(noise).collect();
     let probability = if deciding < 5 { 0.9 } else { 0.1 };
     (features, f32::from((random(7) % 1000) as f32 / 1000.0 < probability))

@@ -33,8 +33,8 @@ pub fn prefetch<T>(values: &[T]) {
 
 /// Zeroed memory as the store uses it, of `lines` cache lines, for yardsticks that read the same kind of memory.
 pub fn zeroed_lines(lines: usize) -> impl std::ops::DerefMut<Target = [f32]> {
-    const FLOATS_A_LINE: usize = 16;
-    crate::kernel::pages::Pages::zeroed(lines * FLOATS_A_LINE, 0)
+    const FLOATS_PER_LINE: usize = 16;
+    crate::kernel::pages::Pages::zeroed(lines * FLOATS_PER_LINE, 0)
 }
 
 /// Mixes the bits of an id.

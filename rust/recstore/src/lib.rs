@@ -71,13 +71,13 @@ pub use kernel::result_memory::ResultMemory;
 pub use kernel::simd::SimdLevel;
 pub use optimizer::{BiasCorrection, Convention, UpdateRule, optimizer_options, optimizers};
 pub use rows::distinct::{are_distinct, arrivals, unique};
-pub use rows::gradient::{
-    DistinctGradients, GradientChunk, GradientPart, MergedFrom, MergedGradients, NotFinite, merge_gradients,
-    merge_gradients_into,
-};
-pub use rows::made_ids::{
+pub use rows::feature_hashing::{
     IdInputError, NgramTables, PADDING_TOKEN, bucket_ids, check_prefix_sizes, cross_ids, hash_strings,
     hash_text, prefix_ids,
+};
+pub use rows::gradient::{
+    Coalesced, DistinctGradients, GradientChunk, GradientPart, MergedGradients, NotFinite, merge_gradients,
+    merge_gradients_into,
 };
 pub use rows::pooling::{BagInput, PoolingMode, check_offsets};
 pub use rows::rank_pieces::{
@@ -89,6 +89,6 @@ pub use store::embedding_store::{EmbeddingStore, InProcessStore, Publications};
 pub use store::embedding_table::EmbeddingTable;
 pub use store::handle::TableHandle;
 pub use store::local_store::LocalStore;
-pub use store::overdue::Overdue;
 pub use store::prefetch::{PrefetchId, PrefetchRequest, Prefetches};
-pub use table::{PlacedRows, RowlessTable, TAG_WORDS as PLACES_TAG};
+pub use store::unapplied_gradients::UnappliedGradients;
+pub use table::{PlacedRows, TAG_WORDS as PLACES_TAG, TableValidator};

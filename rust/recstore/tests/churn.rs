@@ -14,7 +14,7 @@ use numbered::Numbered;
 use recstore::{EmbeddingStore, GradientChunk, LocalStore, Serial, Step, TableConfig, TableUpdate};
 
 const DIM: usize = 8;
-const IDS_A_STEP: usize = 5_000;
+const IDS_PER_STEP: usize = 5_000;
 const CAPACITY: usize = 100_000;
 /// Some huge pages, and what an allocator keeps for the threads of sweeps.
 const SLACK_BYTES: usize = 16 << 20;
@@ -40,11 +40,11 @@ fn a_table_with_a_capacity_stays_as_it_is_for_ever() {
         r#"{{"optimizer": {{"kind": "adagrad"}}, "eviction": {{"capacity": {CAPACITY}, "interval": 10, "delay": 5}}}}"#
     );
     let table = store.open_numbered("t", &TableConfig::from_json(DIM, &config).unwrap()).unwrap();
-    let gradients = vec![0.5; IDS_A_STEP * DIM];
-    let steps = inserts / IDS_A_STEP;
+    let gradients = vec![0.5; IDS_PER_STEP * DIM];
+    let steps = inserts / IDS_PER_STEP;
     let take = |table, step: usize| {
-        let first = (step * IDS_A_STEP) as i64;
-        let ids: Vec<i64> = (first..first + IDS_A_STEP as i64).collect();
+        let first = (step * IDS_PER_STEP) as i64;
+        let ids: Vec<i64> = (first..first + IDS_PER_STEP as i64).collect();
         let chunks = vec![GradientChunk::new(&ids, &gradients, DIM)];
         let begun = Instant::now();
         store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
@@ -60,11 +60,11 @@ fn a_table_with_a_capacity_stays_as_it_is_for_ever() {
         }
     }
     let statistics = store.statistics(table).unwrap();
-    assert_eq!(statistics.inserts, (steps * IDS_A_STEP) as u64);
+    assert_eq!(statistics.inserts, (steps * IDS_PER_STEP) as u64);
     assert_eq!(statistics.evictions, statistics.deletes);
     assert_eq!(statistics.rows as u64, statistics.inserts - statistics.deletes);
     // A sweep, and what comes until its rows leave.
-    assert!(statistics.rows <= CAPACITY + 15 * IDS_A_STEP, "{statistics:?}");
+    assert!(statistics.rows <= CAPACITY + 15 * IDS_PER_STEP, "{statistics:?}");
     let (first, last) = (bytes[0], bytes[bytes.len() - 1]);
     assert_eq!(first.0, last.0, "the table grew");
     assert!(last.1 <= first.1 + SLACK_BYTES, "the process grew from {} to {} bytes", first.1, last.1);

@@ -50,13 +50,13 @@ fn value_of(option: &Value, &(positive, shares, is_on): &Draw) -> Value {
 
 /// Every optimizer with any values of its options, but for those that do not go together.
 fn optimizer() -> impl Strategy<Value = OptimizerConfig> {
-    const MOST_OPTIONS: usize = 8;
-    let values = prop::collection::vec((positive(), [0.0..1.0f64, 0.0..1.0f64], any::<bool>()), MOST_OPTIONS);
+    const MAX_OPTIONS: usize = 8;
+    let values = prop::collection::vec((positive(), [0.0..1.0f64, 0.0..1.0f64], any::<bool>()), MAX_OPTIONS);
     (prop::sample::select(optimizers()), values).prop_filter_map(
         "options that go together",
         |(rule, draws)| {
             let options = rule["options"].as_array().unwrap();
-            assert!(options.len() <= MOST_OPTIONS, "{rule}");
+            assert!(options.len() <= MAX_OPTIONS, "{rule}");
             let named = options.iter().zip(&draws);
             let named =
                 named.map(|(option, draw)| (option["name"].as_str().unwrap(), value_of(option, draw)));

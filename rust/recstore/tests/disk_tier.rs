@@ -53,13 +53,13 @@ const TINY: u64 = 26 << 10;
 /// The limit of a table of the twins. Its index must fit for as many ids as there are, also after a load, which leaves the
 /// id map at other sizes than growing does; what admission counts, and when rows were used, takes memory besides.
 fn limit_of(config: &str) -> u64 {
-    const AFTER_A_LOAD: u64 = 4 << 10;
+    const AFTER_LOAD: u64 = 4 << 10;
     let besides = match (config.contains("admission"), config.contains("eviction")) {
         (true, _) => 16 << 10,
         (false, true) => 4 << 10,
         (false, false) => 0,
     };
-    TINY + AFTER_A_LOAD + besides
+    TINY + AFTER_LOAD + besides
 }
 
 fn tiered(config: &str, limit: u64, directory: &Path) -> String {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{
-    EmbeddingStore, Error, GradientChunk, GradientCollector, LoadOptions, LocalStore, Rayon, RowlessTable,
-    SaveKind, SaveOptions, Serial, Step, TableConfig, TableId, TableUpdate, UpdateRule, compact,
+    EmbeddingStore, Error, GradientChunk, GradientCollector, LoadOptions, LocalStore, Rayon, SaveKind,
+    SaveOptions, Serial, Step, TableConfig, TableId, TableUpdate, TableValidator, UpdateRule, compact,
 };
 
 const DIM: usize = 3;
@@ -268,7 +268,7 @@ fn averages_lie_behind_the_slots_of_a_rule_wherever_it_is() {
     for name in names {
         assert_eq!(without.read_slot(read, name, &[1, 2]), saving.read_slot(table, name, &[1, 2]));
     }
-    let rowless = RowlessTable::with_slots("t", &config(DIM, text), slots.clone()).unwrap();
+    let rowless = TableValidator::with_slots("t", &config(DIM, text), slots.clone()).unwrap();
     assert_eq!(rowless.description().slots, slots);
 }
 

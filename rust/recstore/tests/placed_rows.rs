@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use recstore::{
-    BagInput, EmbeddingStore, EmbeddingTable, LocalStore, PlacedRows, PoolingMode, RowlessTable, Serial,
-    TableConfig, TableId, TableRead, arrivals,
+    BagInput, EmbeddingStore, EmbeddingTable, LocalStore, PlacedRows, PoolingMode, Serial, TableConfig,
+    TableId, TableRead, TableValidator, arrivals,
 };
 
 /// Two tables of a dim that kernels know, or of one that they do not.
-fn tables(store: &LocalStore, dims: [usize; 2]) -> ([Arc<dyn EmbeddingTable>; 2], [RowlessTable; 2]) {
+fn tables(store: &LocalStore, dims: [usize; 2]) -> ([Arc<dyn EmbeddingTable>; 2], [TableValidator; 2]) {
     let config = |dim| TableConfig::from_json(dim, r#"{"initializer": {"kind": "uniform"}}"#).unwrap();
     let open = |number: usize| store.open_table(["a", "b"][number], &config(dims[number])).unwrap();
-    let rowless = |number: usize| RowlessTable::new(["a", "b"][number], &config(dims[number])).unwrap();
+    let rowless = |number: usize| TableValidator::new(["a", "b"][number], &config(dims[number])).unwrap();
     ([open(0), open(1)], [rowless(0), rowless(1)])
 }
 
@@ -62,7 +62,7 @@ proptest! {
         let read = [rows(&*tables[0], &ids[..half], is_once), rows(&*tables[1], &ids[half..], is_once)];
         let placed = read.each_ref().map(|(rows, places)| PlacedRows { rows, places });
         let (mut pooled, mut max_positions) = (vec![0.25; floats], vec![9; positions]);
-        RowlessTable::pool(
+        TableValidator::pool(
             &Serial, &rowless.each_ref(), input, &placed, &mut pooled, &mut max_positions,
         );
         prop_assert_eq!(bits(&pooled), bits(&expected));

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from torch.utils._pytree import TreeSpec
 
 from recstore_ops.serving.bundle import Bundle
+from recstore_ops.serving.following.double_buffer import DoubleBuffer
 from recstore_ops.serving.following.names import CURRENT
 from recstore_ops.serving.following.publication import Current
-from recstore_ops.serving.following.sides import Sides
 from recstore_ops.serving.following.sources import Source
 from recstore_ops.serving.following.update import MAX_HEADER_BYTES, MAX_ROW_BYTES, Update, update_name
 from recstore_ops.serving.frozen_table import FrozenMemory, FrozenTable
@@ -70,7 +70,7 @@ class Follower:
         self._memory: FrozenMemory = memory
         self._operators = operators
         self._current: Current | None = None
-        self._sides: Sides | None = None
+        self._sides: DoubleBuffer | None = None
         self._is_whole = False
         self._left: deque[str] = deque(maxlen=_HISTORIES)
         self._failed: OSError | ValueError | None = None
@@ -85,7 +85,7 @@ class Follower:
         threading.Thread(target=_keep_up, args=arguments, name="recstore-follow", daemon=True).start()
 
     @property
-    def sides(self) -> Sides:
+    def sides(self) -> DoubleBuffer:
         """Both copies of the model."""
         assert self._sides is not None, "the constructor opens a base or raises"
         return self._sides
@@ -130,7 +130,7 @@ class Follower:
 
     @contextmanager
     def unchanged(self) -> Iterator[Run]:
-        """Gives what runs the model of one step. Others see at most one update meanwhile."""
+        """Gives what runs the model of one step. PeerRanks see at most one update meanwhile."""
         with self.sides.read() as side:
             yield side.run
 
@@ -206,10 +206,10 @@ class Follower:
         with self._source.base(current.base) as directory:
             files = BundleFiles(directory)
             self._check(files.manifest)
-            sides = Sides(files, self._memory, self._operators, self._ended)
+            sides = DoubleBuffer(files, self._memory, self._operators, self._ended)
         self._take(sides, current, current.base.after)
 
-    def _take(self, sides: Sides, current: Current, after: int) -> None:
+    def _take(self, sides: DoubleBuffer, current: Current, after: int) -> None:
         """Takes the updates after one, as far as the publication goes."""
         for updates in self._batches(sides, range(after + 1, current.update + 1), current.base.history):
             self._is_whole = False  # If it fails, one of the copies has a part of it.
@@ -220,14 +220,14 @@ class Follower:
                 if updates[-1].number >= current.base.until:
                     self._show(sides, updates[-1])
 
-    def _show(self, sides: Sides, update: Update) -> None:
+    def _show(self, sides: DoubleBuffer, update: Update) -> None:
         """Lets readers see an update, the last one of copies of the model."""
         if self._sides is not None and update.history != self.update.history:
             self._left.append(self.update.history)
         self._seen_at, self.update = self._news[1], update.without_content()
         self._sides, self._is_whole = sides, True
 
-    def _batches(self, sides: Sides, numbers: range, history: str) -> Iterator[list[Update]]:
+    def _batches(self, sides: DoubleBuffer, numbers: range, history: str) -> Iterator[list[Update]]:
         """Yields updates, as many at a time as lie in memory at once."""
         batch: list[Update] = []
         for number in numbers:

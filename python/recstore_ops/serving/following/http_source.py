@@ -26,10 +26,10 @@ from recstore_ops.serving.following.publication import MAX_CURRENT_BYTES, Base, 
 from recstore_ops.serving.following.time_limits import BYTES_PER_SECOND, TimeLimit
 from recstore_ops.serving.following.update import Update
 
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 """Seconds that a publisher may take for the head of an answer, and for a pause in it."""
 
-_BYTES_AT_A_TIME = 1 << 20
+_BYTES_PER_CHUNK = 1 << 20
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 
 
@@ -103,7 +103,7 @@ class HttpSource(Listening):
             response = self._begun(path, timeout)
             left = self._length(response, path, most)
             while left > 0:
-                part = response.read(min(left, _BYTES_AT_A_TIME))
+                part = response.read(min(left, _BYTES_PER_CHUNK))
                 if not part:
                     raise OSError(f"{self!r} ended {left} bytes before the end of {path}")
                 self.heard()
@@ -145,7 +145,7 @@ class HttpSource(Listening):
         if connection.sock is None:
             connection.connect()
         if connection.sock is not None:
-            connection.sock.settimeout(timeout + _PATIENCE)
+            connection.sock.settimeout(timeout + _TIMEOUT)
         token = self._publisher.token
         connection.request("GET", path, headers={} if token is None else {"Authorization": f"Bearer {token}"})
         response = connection.getresponse()
@@ -163,12 +163,12 @@ class HttpSource(Listening):
     def _connected(self) -> http.client.HTTPConnection:
         tls = self._publisher.tls
         if tls is None:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=_PATIENCE)
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT)
         else:
             context = ssl.create_default_context(cafile=None if tls.ca is None else os.fspath(tls.ca))
             if tls.certificate is not None and tls.key is not None:
                 context.load_cert_chain(tls.certificate, tls.key)
-            connection = http.client.HTTPSConnection(self._host, self._port, timeout=_PATIENCE, context=context)
+            connection = http.client.HTTPSConnection(self._host, self._port, timeout=_TIMEOUT, context=context)
         connection.response_class = _Response
         return connection
 
@@ -197,11 +197,11 @@ class _Incoming(io.RawIOBase):
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket, self._raw = sock, sock.makefile("rb", buffering=0)
-        self._limit = TimeLimit(sock.gettimeout() or _PATIENCE)
+        self._limit = TimeLimit(sock.gettimeout() or _TIMEOUT)
 
     def begin_body(self) -> None:
         """Allows more time from now on: a body may be long."""
-        self._limit = TimeLimit(_PATIENCE, BYTES_PER_SECOND)
+        self._limit = TimeLimit(_TIMEOUT, BYTES_PER_SECOND)
 
     def readable(self) -> bool:
         """See `io.RawIOBase`."""

@@ -55,7 +55,7 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """A base, and the updates that follow it up to a number.
 
     Raises:
@@ -102,10 +102,10 @@ class Current:
         """Another for whatever else the publication says."""
         return f"{self.base.after}-{self.base.history}-{self.update}"
 
-    def stretches(self) -> list[Stretch]:
+    def stretches(self) -> list[Segment]:
         """The newest base and, if it is kept, the one before, each with its updates."""
-        newest = Stretch(self.base, self.update)
-        return [newest] if self.previous is None else [newest, Stretch(*self.previous)]
+        newest = Segment(self.base, self.update)
+        return [newest] if self.previous is None else [newest, Segment(*self.previous)]
 
     def needs(self, name: Name) -> bool:
         """Whether followers may ask for a base or an update."""

@@ -28,7 +28,7 @@ _CUT_OFF = ("current.new", ".unfinished.new", f".{CURRENT}", f"{_NOTE}.new")
 _OWN = (_LOCK, _NOTE, *_CUT_OFF, BASES, UPDATES)
 _MAX_NOTE_BYTES = 1 << 30
 """A note lists the updates that a base had behind it, some 40 bytes each."""
-_LEAST_BYTES = 16 << 20
+_MIN_BYTES = 16 << 20
 """The least bytes of updates between two bases."""
 
 
@@ -217,7 +217,7 @@ class PublicationFiles:
 
     def wants_base(self) -> bool:
         """Whether the updates behind the newest base take more than its tables do."""
-        return self.bytes_since_base > max(self._base_bytes, _LEAST_BYTES)
+        return self.bytes_since_base > max(self._base_bytes, _MIN_BYTES)
 
     def close(self) -> None:
         """Lets others write."""

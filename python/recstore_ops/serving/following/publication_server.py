@@ -34,8 +34,8 @@ _TAKING = 30.0
 _MAX_HEAD_BYTES = 16 << 10
 _SILENT = f"it sent no request within {_HEAD:g} s"
 _LONGEST_WAIT = 30.0
-_MOST_CONNECTIONS = 256
-_BYTES_AT_A_TIME = 1 << 18
+_MAX_CONNECTIONS = 256
+_BYTES_PER_CHUNK = 1 << 18
 
 
 class PublicationServer:
@@ -79,7 +79,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, directory: Path, access: Access) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.directory, self.token, self._context = directory, access.token, access.ssl_context()
-        self.connections = Connections(_MOST_CONNECTIONS)
+        self.connections = Connections(_MAX_CONNECTIONS)
         self._accepted: dict[Any, Connection] = {}
         super().__init__((host, port), _Handler)
 
@@ -87,7 +87,7 @@ class _Server(ThreadingHTTPServer):
         """Gives a connection a thread of its own, if it is not one too many."""
         connection = self.connections.admit(request, client_address[0])
         if connection is None:
-            self.connections.refuse(client_address[0], "limit", f"all {_MOST_CONNECTIONS} have requests under way")
+            self.connections.refuse(client_address[0], "limit", f"all {_MAX_CONNECTIONS} have requests under way")
             self.shutdown_request(request)
         else:
             self._accepted[request] = connection
@@ -250,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
         left, limit = content.seek(0, os.SEEK_END), TimeLimit(_TAKING, BYTES_PER_SECOND)
         content.seek(0)
         self._begin(HTTPStatus.OK, left)
-        while part := content.read(min(left, _BYTES_AT_A_TIME)):
+        while part := content.read(min(left, _BYTES_PER_CHUNK)):
             self.connection.settimeout(limit.left())
             self.wfile.write(part)
             limit.went(len(part))

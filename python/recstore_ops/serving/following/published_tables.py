@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from recstore_ops.serving.exporting import ExportedModel
-from recstore_ops.serving.following.other_ranks import Others
+from recstore_ops.serving.following.peer_ranks import PeerRanks
 from recstore_ops.serving.following.update import TableChanges
 from recstore_ops.serving.following.watches import TableWatch
 from recstore_ops.serving.frozen_table import EncodingName
@@ -23,7 +23,7 @@ class PublishedTables:
         others: the processes that have rows too.
     """
 
-    def __init__(self, exported: ExportedModel, encodings: Mapping[str, EncodingName], others: Others) -> None:
+    def __init__(self, exported: ExportedModel, encodings: Mapping[str, EncodingName], others: PeerRanks) -> None:
         self._exported, self._encodings, self._others = exported, dict(encodings), others
         self._watch: TableWatch | None = None
 

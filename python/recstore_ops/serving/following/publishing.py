@@ -14,12 +14,12 @@ from recstore_ops.config.paths import user_path
 from recstore_ops.servers.server_config import Tls
 from recstore_ops.serving.access import Access
 from recstore_ops.serving.exporting import ExportedModel, encodings_of, unwrapped
-from recstore_ops.serving.following.other_ranks import NoOthers, OtherRanks, Others
-from recstore_ops.serving.following.pace import MOST_STEPS_OF_RANKS, Pace
+from recstore_ops.serving.following.peer_ranks import OtherRanks, PeerRanks, SingleProcess
 from recstore_ops.serving.following.publication_files import PublicationFiles
 from recstore_ops.serving.following.published_tables import PublishedTables
 from recstore_ops.serving.following.publisher import Publisher
 from recstore_ops.serving.following.rank_publisher import RankPublisher
+from recstore_ops.serving.following.update_interval import MAX_STEPS_OF_RANKS, UpdateInterval
 from recstore_ops.serving.following.watches import StateWatch
 from recstore_ops.serving.following.writing_publisher import WritingPublisher
 from recstore_ops.serving.freezing import group_of
@@ -86,7 +86,7 @@ def publish(
         raise ValueError(f"interval must be 0 or more seconds, got {interval}")
     place, model = Path(user_path(directory, "directory")), unwrapped(model)
 
-    def begun(others: Others, pace: Pace) -> WritingPublisher:
+    def begun(others: PeerRanks, pace: UpdateInterval) -> WritingPublisher:
         if address is None:
             _check_not_served(token=token, tls=tls, insecure=insecure)
         exported = ExportedModel(model, example_inputs, dynamic_shapes, operators=Operators(operators))
@@ -105,11 +105,11 @@ def publish(
     if group is None:
         if second_group is not None:
             raise ValueError("second_group is of sharded tables, and the model has none")
-        return begun(NoOthers(), Pace(interval))
+        return begun(SingleProcess(), UpdateInterval(interval))
     ranks = OtherRanks(group, same_ranks(group, second_group, "gloo"))
     if not ranks.is_first:
         return RankPublisher(place, ranks)
-    return ranks.together(lambda: begun(ranks, Pace(interval, MOST_STEPS_OF_RANKS)), WritingPublisher.told)
+    return ranks.together(lambda: begun(ranks, UpdateInterval(interval, MAX_STEPS_OF_RANKS)), WritingPublisher.told)
 
 
 def _check_not_served(**options: Any) -> None:
@@ -123,8 +123,8 @@ def _begun(
     exported: ExportedModel,
     directory: Path,
     encodings: Mapping[str, EncodingName],
-    others: Others,
-    pace: Pace,
+    others: PeerRanks,
+    pace: UpdateInterval,
 ) -> WritingPublisher:
     if exported.state is None:
         raise ValueError("the program of the model has no graph: it cannot be published, but exported")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from recstore_ops.serving.following.other_ranks import OtherRanks
+from recstore_ops.serving.following.peer_ranks import OtherRanks
 from recstore_ops.serving.following.publication_files import WRITING
 from recstore_ops.serving.following.publisher import Publisher
 from recstore_ops.serving.following.watches import TableWatch

@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from recstore_ops.serving.access import Access
-from recstore_ops.serving.following.other_ranks import Others, Told
-from recstore_ops.serving.following.pace import Pace
+from recstore_ops.serving.following.peer_ranks import Outcome, PeerRanks
 from recstore_ops.serving.following.publication import Base
 from recstore_ops.serving.following.publication_copy import PublicationCopy
 from recstore_ops.serving.following.publication_files import PublicationFiles
@@ -21,6 +20,7 @@ from recstore_ops.serving.following.publication_server import PublicationServer
 from recstore_ops.serving.following.published_tables import PublishedTables
 from recstore_ops.serving.following.publisher import Publisher
 from recstore_ops.serving.following.update import MAX_ROW_BYTES, TableChanges, Update
+from recstore_ops.serving.following.update_interval import UpdateInterval
 from recstore_ops.serving.following.watches import StateWatch
 
 _Result = TypeVar("_Result")
@@ -43,7 +43,12 @@ class WritingPublisher(Publisher):
     """
 
     def __init__(
-        self, tables: PublishedTables, state: StateWatch, files: PublicationFiles, pace: Pace, others: Others
+        self,
+        tables: PublishedTables,
+        state: StateWatch,
+        files: PublicationFiles,
+        pace: UpdateInterval,
+        others: PeerRanks,
     ) -> None:
         super().__init__(files.directory)
         self._tables, self._state, self._files, self._pace, self._others = tables, state, files, pace, others
@@ -168,9 +173,9 @@ class WritingPublisher(Publisher):
             raise self._is_closed()
         return self._others.together(work, self.told)
 
-    def told(self, result: object = None) -> Told:
+    def told(self, result: object = None) -> Outcome:
         """The state of this process that the others receive."""
-        return Told(result is True, self.number, self.bytes_written, self.address, self._pace.due)
+        return Outcome(result is True, self.number, self.bytes_written, self.address, self._pace.due)
 
     def _begin(self) -> None:
         """Begins a history: from here on changes are noted, and a base has all rows."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from recstore_ops.training.data.input_files import is_left_over
 
-_MOST_SECONDS_ASLEEP = 0.1
+_MAX_SECONDS_ASLEEP = 0.1
 
 
 class ArrivingFiles:
@@ -178,4 +178,4 @@ class ArrivingFiles:
         """Sleeps until the next poll. A signal does not end a sleep, so each sleep is short."""
         end = self._now() + self._every
         while not is_stopped() and (left := end - self._now()) > 0:
-            time.sleep(min(left, _MOST_SECONDS_ASLEEP))
+            time.sleep(min(left, _MAX_SECONDS_ASLEEP))

@@ -20,9 +20,9 @@ from recstore_ops.training.data.schema import ColumnSchema, Unit
 from recstore_ops.training.data.text_cells import read_cells, text_values
 
 _VALUE_MASK = (1 << VALUE_BITS) - 1
-_MOST_EXACT = 2.0**53
+_MAX_EXACT = 2.0**53
 _MICROSECONDS: dict[Unit, float] = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
-_MOST_MICROSECONDS = 3.2e18
+_MAX_MICROSECONDS = 3.2e18
 
 Good = NDArray[np.bool_]
 
@@ -76,7 +76,7 @@ def times_of(cells: pa.Array, column: ColumnSchema) -> tuple[NDArray[np.int64], 
     """Returns the times [B] in microseconds since 1970; good ones are there and within 100,000 years."""
     if column.unit is not None:
         numbers = _numbers(cells) * _MICROSECONDS[column.unit]
-        good = np.abs(numbers) < _MOST_MICROSECONDS
+        good = np.abs(numbers) < _MAX_MICROSECONDS
         return np.where(good, numbers, 0).astype(np.int64), good
     cells = _decoded(cells)
     if cell_type(cells.type) == "string":
@@ -162,7 +162,7 @@ def _decoded(cells: pa.Array) -> pa.Array:
 def _whole_values(cells: pa.Array) -> tuple[NDArray[np.int64], Good]:
     numbers = _numbers(cells)
     is_missing = np.isnan(numbers)
-    good = is_missing | ((numbers == np.floor(numbers)) & (np.abs(numbers) < _MOST_EXACT))
+    good = is_missing | ((numbers == np.floor(numbers)) & (np.abs(numbers) < _MAX_EXACT))
     values = np.where(good & ~is_missing, numbers, 0).astype(np.int64)
     return _integer_values(pa.array(values, mask=is_missing)), good
 

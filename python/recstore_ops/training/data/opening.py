@@ -35,7 +35,7 @@ from recstore_ops.training.data.text_rows import OnBadLine, TextRows, first_line
 
 LINES_LOOKED_AT = 4096
 # Whoever numbers fields like ids, far apart, would get rows of mostly empty fields.
-MOST_FIELDS = 4096
+MAX_FIELDS = 4096
 _FIELDS = re.compile(rb"[ \t]([0-9]{1,9}):[^ \t:]*:")
 
 
@@ -70,8 +70,8 @@ def count_libffm_fields(path: Path) -> int:
     fields = [int(field) for line in first_lines(path, LINES_LOOKED_AT) for field in _FIELDS.findall(line)]
     if not fields:
         raise ValueError(f"expected field:id:value (libffm) in the first {LINES_LOOKED_AT} lines of {path}")
-    if max(fields) >= MOST_FIELDS:
-        raise ValueError(f"expected fields below {MOST_FIELDS}, got {max(fields)} in {path}; give num_fields")
+    if max(fields) >= MAX_FIELDS:
+        raise ValueError(f"expected fields below {MAX_FIELDS}, got {max(fields)} in {path}; give num_fields")
     return max(fields) + 1
 
 

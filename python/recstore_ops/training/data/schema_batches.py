@@ -51,7 +51,7 @@ def _places(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np
 
 
 # Of more groups the reports name only some by their text.
-_MOST_TEXTS = 1 << 20
+_MAX_TEXTS = 1 << 20
 
 
 class BatchMaker:
@@ -119,7 +119,7 @@ class BatchMaker:
 
     def _note_texts(self, cells: pa.Array) -> None:
         texts = pc.unique(cells.dictionary_decode() if isinstance(cells, pa.DictionaryArray) else cells).drop_null()
-        if len(self.group_texts) < _MOST_TEXTS:
+        if len(self.group_texts) < _MAX_TEXTS:
             known = self.group_texts
             for place, value in enumerate(text_values(texts).tolist()):
                 if value not in known:

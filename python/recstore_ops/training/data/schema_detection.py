@@ -38,7 +38,7 @@ _DEFAULT_RATING = 4.0
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0")
 _TIMES = re.compile(r"(.*_)?(timestamp|ts|time|datetime|unixtime|date)(_(ms|s|us))?", re.IGNORECASE)
 _UNIT = re.compile(r".*_(s|ms|us|ns)")
-_LEAST_OF_UNITS: tuple[tuple[Unit, float], ...] = (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 0.0))
+_MIN_OF_UNITS: tuple[tuple[Unit, float], ...] = (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 0.0))
 _CRITEO_COUNT = re.compile(r"I([1-9]|1[0-3])")
 _LARGEST_AS_IT_IS = 4.0
 _LARGEST_STANDARD = 8.0
@@ -210,7 +210,7 @@ def _with_unit(column: ColumnSchema, sample: ColumnSample, source: str) -> Colum
     if (said := _UNIT.fullmatch(column.name)) is not None:
         return replace(column, unit=cast(Unit, said.group(1)))
     median = float(np.median(np.abs(sample.numbers))) if len(sample.numbers) else 0.0
-    return replace(column, unit=next(unit for unit, least in _LEAST_OF_UNITS if median >= least))
+    return replace(column, unit=next(unit for unit, least in _MIN_OF_UNITS if median >= least))
 
 
 def _with_size(column: ColumnSchema, sample: ColumnSample, source: str) -> ColumnSchema:

@@ -146,7 +146,7 @@ def _check_keys(values: dict[str, Any], known: tuple[str, ...], where: str) -> N
             raise ValueError(f"{where}: unknown key {name!r}; {meant}")
 
 
-_MOST_COLUMNS = 60
+_MAX_COLUMNS = 60
 _ROWS_THAT_TELL = 1000
 
 
@@ -165,7 +165,7 @@ def schema_table(schema: Schema, samples: Sequence[ColumnSample], title: str) ->
     for name in ("missing", "distinct"):
         table.add_column(name, justify="right")
     by_name = {sample.name: sample for sample in samples}
-    for column in schema.columns[:_MOST_COLUMNS]:
+    for column in schema.columns[:_MAX_COLUMNS]:
         table.add_row(*map(Text, _cells(column, by_name[column.name])))
     return table
 
@@ -194,8 +194,8 @@ def _cells(column: ColumnSchema, sample: ColumnSample) -> tuple[str, ...]:
 def schema_notes(schema: Schema, samples: Sequence[ColumnSample]) -> tuple[str, ...]:
     """Returns what the table does not show, in sentences."""
     notes = []
-    if (more := len(schema.columns) - _MOST_COLUMNS) > 0:
-        notes.append(f"the table shows {_MOST_COLUMNS} columns, and there are {more} more: schema.toml has all")
+    if (more := len(schema.columns) - _MAX_COLUMNS) > 0:
+        notes.append(f"the table shows {_MAX_COLUMNS} columns, and there are {more} more: schema.toml has all")
     unlike = {sample.name for sample in samples if len(sample.cells) >= _ROWS_THAT_TELL and _differs_in_each(sample)}
     if every := [column.name for column in schema.of_role("categorical") if column.name in unlike]:
         notes.append(f"{', '.join(every)}: another value in each row; --column {every[0]}=ignored leaves it out")

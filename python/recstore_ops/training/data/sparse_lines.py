@@ -161,7 +161,7 @@ def _finite_float32(numbers: NDArray[np.float64]) -> NDArray[np.float32]:
 
 _COMMENT = re.compile(rb"[ \t]*#[^\n]*")
 _QUERY = re.compile(rb"^([^ \t\n]+[ \t]+)qid:([0-9]+)[ \t]*", re.MULTILINE)
-_MOST_QUERIES = 2**63 - 1
+_MAX_QUERIES = 2**63 - 1
 QUERY = "qid"
 """The name of the group of rows."""
 
@@ -223,7 +223,7 @@ def _groups(block: bytes) -> list[int]:
     """The query of each line that is a row; a number beyond 63 bits is cut to them."""
     lines = _COMMENT.sub(b"", block).split(b"\n")
     queries = (query_of(line) for line in lines if line.strip())
-    return [NO_GROUP if query is None else int(query) % _MOST_QUERIES for query in queries]
+    return [NO_GROUP if query is None else int(query) % _MAX_QUERIES for query in queries]
 
 
 def _features_only(block: bytes) -> bytes:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.types as types
 from numpy.typing import NDArray
 
-from recstore_ops.ops.made_ids import hash_strings
+from recstore_ops.ops.feature_hashing import hash_strings
 from recstore_ops.training.data.arrow_functions import pc
 from recstore_ops.training.data.field_ids import MISSING, VALUE_BITS
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from recstore_ops.training.data.batch import Batch, concatenate, offsets_of_lengths
-from recstore_ops.training.data.sides import Sides, first_of_each, row_keys
+from recstore_ops.training.data.query_items import QueryItemSplit, first_of_each, row_keys
 from recstore_ops.training.metrics.evaluation import Evaluation
 
 # The two figures of retrieval: recall@k and NDCG@k of scores over all items.
@@ -137,8 +137,8 @@ def _up_to(gain_of_rank: Tensor) -> Tensor:
 RETRIEVED = 10
 """The k of recall@k and NDCG@k."""
 
-_SCORES_AT_A_TIME = 1 << 22
-_ROWS_AT_A_TIME = 8192
+_SCORES_PER_CHUNK = 1 << 22
+_ROWS_PER_CHUNK = 8192
 _PENDING_ROWS = 1 << 17
 
 
@@ -151,7 +151,7 @@ class Retriever(Protocol):
         temperature: what products are divided by.
     """
 
-    sides: Sides
+    sides: QueryItemSplit
     temperature: float
 
     def query_vectors(self, batch: Batch) -> Tensor:
@@ -224,7 +224,7 @@ class Candidates(DistinctRows):
         ValueError: there are no rows.
     """
 
-    def __init__(self, sides: Sides, sources: Iterable[Iterable[Batch]]) -> None:
+    def __init__(self, sides: QueryItemSplit, sources: Iterable[Iterable[Batch]]) -> None:
         super().__init__()
         for block in (block for source in sources for block in source):
             self.add(sides.item(block))
@@ -253,7 +253,7 @@ class RankedPart:
     offsets: Tensor
 
     @classmethod
-    def of(cls, sides: Sides, blocks: Iterable[Batch], candidates: Candidates) -> RankedPart:
+    def of(cls, sides: QueryItemSplit, blocks: Iterable[Batch], candidates: Candidates) -> RankedPart:
         """Passes over the rows once; keeps 16 bytes a positive row meanwhile.
 
         Raises:
@@ -277,7 +277,7 @@ class RankedPart:
 
     def blocks(self, num_candidates: int) -> Iterable[RankedPart]:
         """Yields a few queries at a time, with their pairs."""
-        size = max(1, _SCORES_AT_A_TIME // num_candidates)
+        size = max(1, _SCORES_PER_CHUNK // num_candidates)
         for start in range(0, len(self.queries), size):
             offsets = self.offsets[start : start + size + 1]
             first, last = int(offsets[0]), int(offsets[-1])
@@ -302,7 +302,7 @@ def evaluate_retrieval(retriever: Retriever, candidates: Candidates, part: Ranke
         ValueError: a score is not finite.
     """
     with _evaluating(retriever):
-        items_ID = torch.cat([retriever.item_vectors(rows) for rows in _cut(candidates.rows(), _ROWS_AT_A_TIME)])
+        items_ID = torch.cat([retriever.item_vectors(rows) for rows in _cut(candidates.rows(), _ROWS_PER_CHUNK)])
         recall, ndcg, loss, queries = 0.0, 0.0, 0.0, len(part.queries)
         for block in part.blocks(len(candidates)):
             scores_QI = retriever.query_vectors(block.queries) @ items_ID.T / retriever.temperature

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from recstore_ops.training.data.batch import Batch, weighted
-from recstore_ops.training.data.sides import Sides, first_of_each, row_keys
+from recstore_ops.training.data.query_items import QueryItemSplit, first_of_each, row_keys
 from recstore_ops.training.models.deepfm import concatenated_fields
 from recstore_ops.training.models.item_frequency import ItemFrequency
 from recstore_ops.training.models.perceptron import perceptron
@@ -51,7 +51,7 @@ class TwoTower(nn.Module):
         sides: cuts rows into query and item.
 
     Raises:
-        ValueError: as `Sides`.
+        ValueError: as `QueryItemSplit`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TwoTower(nn.Module):
         num_dense: int = 0,
     ) -> None:
         super().__init__()
-        self.sides = Sides(num_fields, tuple(items))
+        self.sides = QueryItemSplit(num_fields, tuple(items))
         self.temperature = temperature
         self.v = tables("v", dim, init_std)
         query_inputs = len(self.sides.queries) * dim + num_dense

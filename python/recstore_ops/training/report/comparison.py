@@ -46,7 +46,7 @@ def draw_comparison(path: Path, runs: Mapping[str, RecordedRun]) -> None:
         use_rows_axis(axes)
     finish(loss_axes, title="Logloss", ylabel="logloss (nats)")
     finish(auc_axes, title=f"{FIGURE_TITLES[ranking]} on {part} rows", ylabel=FIGURE_TITLES[ranking])
-    finish(speed_axes, title="Speed", ylabel="training rows a second")
+    finish(speed_axes, title="Speed", ylabel="training rows per second")
     finish(memory_axes, legend="center right", title="Memory", ylabel=f"memory ({unit})")
     save(figure, path)
 
@@ -176,7 +176,7 @@ def _quality(ours: RecordedRun, theirs: RecordedRun) -> list[_Row]:
 
 def _time(ours: RecordedRun, theirs: RecordedRun) -> list[_Row]:
     rows = [
-        ("training rows a second", RecordedRun.rows_per_second, ",.0f"),
+        ("training rows per second", RecordedRun.rows_per_second, ",.0f"),
         ("seconds of training", RecordedRun.training_seconds, ",.2f"),
         ("seconds for the vocabulary", lambda run: _only(run, "vocabulary", "seconds"), ",.2f"),
         ("seconds in all", lambda run: _only(run, "end", "seconds"), ",.2f"),

@@ -79,7 +79,7 @@ class Display:
         self._bar.close()
 
     def on_batch(self, epoch: int, rows: int, expected_rows: int | None, loss: float) -> None:
-        """Moves the bar, which is redrawn at most ten times a second."""
+        """Moves the bar, which is redrawn at most ten times per second."""
         bar = self._bar
         if bar.disable:
             return
@@ -97,7 +97,7 @@ class Display:
         self._table_rows = record.table_rows
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
-        """Writes the evaluation's line; the time that it took does not count in the bar's rows a second."""
+        """Writes the evaluation's line; the time that it took does not count in the bar's rows per second."""
         self._write_header()
         cells = [
             _epoch(record.epoch),

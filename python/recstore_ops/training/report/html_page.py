@@ -64,7 +64,7 @@ def figure(value: float | str) -> str:
     return "-" if math.isnan(value) else f"{value:.4f}"
 
 
-_MOST_SEGMENTS = 20
+_MAX_SEGMENTS = 20
 _ORDERS: dict[SegmentOrder, str] = {
     "rows": "those with most rows",
     "error": "those whose predictions are furthest off in all",
@@ -143,11 +143,11 @@ class RunPage:
 
 def _segment_table(figures: SegmentFigures) -> str:
     ratios = (figures.positive_shares(), figures.prediction, figures.logloss, figures.auc, figures.calibration)
-    columns = zip(*(column[:_MOST_SEGMENTS].tolist() for column in (figures.rows, *ratios)), strict=True)
+    columns = zip(*(column[:_MAX_SEGMENTS].tolist() for column in (figures.rows, *ratios)), strict=True)
     # Of a million segments no text is made but of those that are shown.
     shown = (
         [name, f"{rows}", *map(figure, figures_of_one)]
-        for name, (rows, *figures_of_one) in zip(figures.names(_MOST_SEGMENTS), columns, strict=True)
+        for name, (rows, *figures_of_one) in zip(figures.names(_MAX_SEGMENTS), columns, strict=True)
     )
     titles = ["segment", "rows", "share positive", "mean prediction", "logloss", "AUC", "calibration"]
     return html_table(titles, shown, figures_from=1)

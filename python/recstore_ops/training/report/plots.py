@@ -30,8 +30,8 @@ PART_COLORS = {"validation": "#D55E00", "test": "#009E73"}
 TABLES, PROCESS = "#0072B2", "#E69F00"
 OURS, THEIRS = "#0072B2", "#D55E00"
 
-_MOST_EPOCH_LINES = 20
-_MOST_MARKERS = 60
+_MAX_EPOCH_LINES = 20
+_MAX_MARKERS = 60
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -59,7 +59,7 @@ def finish(axes: Axes, legend: Literal["best", "center right"] = "best", **label
 
 def marker_of(points: Sized) -> str:
     """Returns the marker of a line: points are shown if they are few enough to be distinguished."""
-    return "." if len(points) <= _MOST_MARKERS else ""
+    return "." if len(points) <= _MAX_MARKERS else ""
 
 
 def abbreviate(axis: Axis) -> None:
@@ -98,7 +98,7 @@ def mark_epochs(panels: Sequence[Axes], evaluations: Sequence[EvaluationRecord])
     if per_epoch is None:
         return
     epochs = round(evaluations[-1].rows / per_epoch, 6)
-    shown = range(0, math.floor(epochs) + 1, math.ceil(epochs / _MOST_EPOCH_LINES))
+    shown = range(0, math.floor(epochs) + 1, math.ceil(epochs / _MAX_EPOCH_LINES))
     for axes in panels:
         for epoch in shown[1:]:
             axes.axvline(epoch * per_epoch, color="0.6", linewidth=0.6, zorder=0)

@@ -75,7 +75,7 @@ class EvaluationRecord:
 
     @property
     def rows_per_second(self) -> float:
-        """Training rows a second, evaluation not counted."""
+        """Training rows per second, evaluation not counted."""
         return self.train_rows / self.seconds
 
     def as_json(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 - `config.json`: its configuration.
 - `rows.json`: the form of its rows; see `row_form`.
-- `metrics.jsonl`: one record a line; `event` names its kind: `vocabulary`, `steps`, `evaluation`, at the end
+- `metrics.jsonl`: one record per line; `event` names its kind: `vocabulary`, `steps`, `evaluation`, at the end
   `segments`, `calibration` and `end`. A line is on disk as soon as it is recorded.
 - `learning_curve.png`: logloss and AUC over training rows.
 - `calibration.png`: predicted probabilities against observed shares, at the best evaluation.

@@ -31,7 +31,7 @@ from recstore_ops.training.run.warm_start import DenseStart, OtherRun
 #
 # Shape suffixes: N ids, D dim.
 
-_ROWS_AT_A_TIME = 1 << 16
+_ROWS_PER_CHUNK = 1 << 16
 _NOTED = "rows_before-"
 _Noted = tuple[NDArray[np.int64], NDArray[np.uint64]]
 
@@ -117,7 +117,7 @@ class RowsBefore:
 
 def _note(table: Table) -> _Noted:
     ids_N = operators.hashtable_ids(table.handle).sort().values
-    parts = [_hashes(operators.emb_read(table.handle, ids, table.dim)) for ids in ids_N.split(_ROWS_AT_A_TIME)]
+    parts = [_hashes(operators.emb_read(table.handle, ids, table.dim)) for ids in ids_N.split(_ROWS_PER_CHUNK)]
     return ids_N.numpy(), np.concatenate([np.empty(0, dtype=np.uint64), *parts])
 
 
@@ -136,7 +136,7 @@ def _hashes(rows_ND: Tensor) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True)
-class Begun:
+class InitialState:
     """How a run began.
 
     Attributes:
@@ -167,7 +167,7 @@ def begin(
     is_new: bool,
     replaces: bool = False,
     vocabulary: Vocabulary | None = None,
-) -> tuple[nn.Module, Begun]:
+) -> tuple[nn.Module, InitialState]:
     """Returns the configured model for training rows, with the rows of another run if so configured.
 
     Args:
@@ -187,12 +187,12 @@ def begin(
     existing: Existing = "refuse" if not replaces else "drop" if is_new else "keep"
     if config.init_from is None or not is_new:
         model = build_model(config, name, rows, vocabulary, job.group, existing=existing)
-        return model, Begun(job, None if config.init_from is None else RowsBefore.read(run))
+        return model, InitialState(job, None if config.init_from is None else RowsBefore.read(run))
     other = OtherRun(config, rows, job)
     model = other.build(name, rows, existing)
     before = RowsBefore.of(tables_of(model))
     before.write(run, job.rank)
-    return model, Begun(job, before, other.dense_start(), other.note())
+    return model, InitialState(job, before, other.dense_start(), other.note())
 
 
 def _of_all(job: Job, changes: RowChanges) -> RowChanges:

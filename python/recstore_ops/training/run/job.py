@@ -23,11 +23,11 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from recstore_ops.nn.table_parameter import without_stand_ins
-from recstore_ops.sharding.together import Together
+from recstore_ops.sharding.collective import Collective
 from recstore_ops.training.data.batch import Batch
 
 
-class Job(Together):
+class Job(Collective):
     """A process's place among the others; without a group it is alone. The first process writes and shows results."""
 
     def share(self, batch: Batch) -> Batch:

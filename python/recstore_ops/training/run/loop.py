@@ -34,7 +34,7 @@ from recstore_ops.training.run.dense_parameters import dense_parameters, load_de
 from recstore_ops.training.run.event_times import TimeToLive
 from recstore_ops.training.run.job import Job, WholeBatches
 from recstore_ops.training.run.optimizers import make_optimizers
-from recstore_ops.training.run.phases import Phases, Stretch, process_bytes
+from recstore_ops.training.run.phases import Phases, Window, process_bytes
 from recstore_ops.training.run.schedules import Schedule
 from recstore_ops.training.run.stopping import EarlyStopping
 from recstore_ops.training.run.training_input import TrainingInput, file_sizes
@@ -163,8 +163,8 @@ class Run:
         # Of one epoch. Estimated once and not anew with each block read, which would depend on how far the reader is
         # ahead of the steps.
         self._expected_rows: int | None = None
-        self._since_log = Stretch()
-        self._since_evaluation = Stretch()
+        self._since_log = Window()
+        self._since_evaluation = Window()
 
     def to_its_end(self, start: DenseStart | None) -> Evaluations:
         """Trains until the run is finished, and returns its records; arguments and errors as in `train`."""

@@ -20,7 +20,7 @@ def process_bytes() -> int:
         return int(file.read().split()[1]) * _PAGE_BYTES
 
 
-class Stretch:
+class Window:
     """Rows, losses and time since the last record."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:

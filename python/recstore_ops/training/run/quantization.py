@@ -21,7 +21,7 @@ from recstore_ops.training.run.exported_run import export_run, tensors_of
 from recstore_ops.training.run.finished_run import LoadedRun
 from recstore_ops.training.run.saved_run import short_name
 
-_ROWS_AT_A_TIME = 65_536
+_ROWS_PER_CHUNK = 65_536
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _error_of(table: Table, encoding: EncodingName, path: Path) -> TableError:
     size = freeze(table, path, encoding)
     frozen, ids = FrozenTable(path), operators.hashtable_ids(table.handle)
     squares = squares_of_rows = largest = 0.0
-    for some in ids.split(_ROWS_AT_A_TIME):
+    for some in ids.split(_ROWS_PER_CHUNK):
         trained = operators.emb_read(table.handle, some, table.dim).double()
         difference = frozen.read(some).double() - trained
         squares += float(difference.square().sum())

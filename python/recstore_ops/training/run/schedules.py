@@ -15,7 +15,7 @@ import torch
 ScheduleName = Literal["constant", "linear", "cosine", "exponential", "plateau"]
 
 # Not zero: FTRL divides by its rate, and a step at the rate zero would be wasted.
-_LEAST_FACTOR = 1e-6
+_MIN_FACTOR = 1e-6
 
 
 class Schedule:
@@ -54,7 +54,7 @@ class Schedule:
             step: its number, from 1.
             epochs_done: passes over the rows before it, with a fraction.
         """
-        factor = max(_LEAST_FACTOR, self.factor(step, epochs_done))
+        factor = max(_MIN_FACTOR, self.factor(step, epochs_done))
         for group, initial in zip(self._groups(), self._initial, strict=True):
             group["lr"] = initial * factor
 

@@ -13,10 +13,10 @@ from recstore_ops.training.data.arrow_rows import ArrowRows
 from recstore_ops.training.data.delimited import DEFAULT_THRESHOLD
 from recstore_ops.training.data.format_detection import detect_format
 from recstore_ops.training.data.opening import named_rows, open_rows
+from recstore_ops.training.data.query_items import QueryItemSplit
 from recstore_ops.training.data.row_source import CachedRows, HeldOutRows, MappedRows, MemoryRows, RowSource
 from recstore_ops.training.data.schema import Schema
 from recstore_ops.training.data.schema_file import SCHEMA, positive_share, read_schema, schema_notes, schema_table
-from recstore_ops.training.data.sides import Sides
 from recstore_ops.training.data.sparse_lines import QUERY
 from recstore_ops.training.metrics.retrieval import Candidates
 from recstore_ops.training.models.tables import Vocabulary
@@ -62,7 +62,7 @@ class TrainingInput:
         sources = self.read or (self.train, self.validation, self.test)
         return Vocabulary(block for source in sources if source is not None for block in source)
 
-    def with_candidates(self, sides: Sides) -> TrainingInput:
+    def with_candidates(self, sides: QueryItemSplit) -> TrainingInput:
         """Returns the same rows with the distinct items of all parts as candidates, found in a pass over them.
 
         Without validation and test rows there is nothing to rank them for, and no pass.

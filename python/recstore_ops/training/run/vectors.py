@@ -24,7 +24,7 @@ from recstore_ops.training.data.field_ids import VALUE_BITS
 from recstore_ops.training.run.build import all_sequences
 from recstore_ops.training.run.finished_run import LoadedRun
 
-_BYTES_AT_A_TIME = 16 << 20
+_BYTES_PER_CHUNK = 16 << 20
 _WITHOUT_FIELDS = ("libsvm", "libffm", None)
 """The formats whose ids do not carry their field; None for planted rows."""
 
@@ -86,7 +86,7 @@ class Vectors:
 
     def parts(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
         """Yields ids and vectors, some at a time."""
-        count = max(1, _BYTES_AT_A_TIME // (4 * self.dim))
+        count = max(1, _BYTES_PER_CHUNK // (4 * self.dim))
         for start in range(0, self.ids.size, count):
             ids_N = self.ids[start : start + count]
             yield ids_N, self._read(self._table, ids_N)

@@ -55,7 +55,7 @@ def row_counts(train_rows: int | None, test_rows: int | None, defaults: tuple[in
 #
 # Shapes: B rows, F fields, C codes a row, W weights.
 
-_MOST_ENUMERATED = 100_000
+_MAX_ENUMERATED = 100_000
 _SAMPLED_ROWS = 200_000
 _BLOCK_ROWS = 50_000
 _SAMPLE_SEED = 20_240_601
@@ -86,7 +86,7 @@ def best_logits_of_order(
 
 
 def _representative_ids(num_fields: int, ids_per_field: int) -> NDArray:
-    if ids_per_field**num_fields <= _MOST_ENUMERATED:
+    if ids_per_field**num_fields <= _MAX_ENUMERATED:
         within_field = np.indices((ids_per_field,) * num_fields).reshape(num_fields, -1).T
     else:
         rng = np.random.default_rng(_SAMPLE_SEED)

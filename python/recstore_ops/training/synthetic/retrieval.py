@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recstore_ops.training.data.batch import Batch
-from recstore_ops.training.data.sides import Sides
+from recstore_ops.training.data.query_items import QueryItemSplit
 from recstore_ops.training.metrics.evaluation import Evaluation
 from recstore_ops.training.metrics.retrieval import Candidates, RankedPart, evaluate_retrieval
 from recstore_ops.training.synthetic.planted import row_counts
 
 FIELD_NAMES = ("query", "item")
 QUERIES, ITEMS = 400, 200
-SIDES = Sides(num_fields=len(FIELD_NAMES), items=(1,))
+SIDES = QueryItemSplit(num_fields=len(FIELD_NAMES), items=(1,))
 _COLUMNS, _STRENGTH, _FLATTENED = 4, 2.0, 5
 _TRAIN_ROWS, _TEST_ROWS = 40_000, 4_000
 

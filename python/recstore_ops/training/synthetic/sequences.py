@@ -27,7 +27,7 @@ from recstore_ops.training.synthetic.planted import row_counts
 FIELD_NAMES = ("history", "target")
 CLUSTERS = 12
 ITEMS_PER_CLUSTER = 4
-MOST_HISTORY = 16
+MAX_HISTORY = 16
 _BIAS, _STRENGTH = -0.5, 3.0
 _TRAIN_ROWS, _TEST_ROWS = 20_000, 10_000
 
@@ -90,7 +90,7 @@ def true_logits(batch: Batch) -> NDArray[np.float64]:
 
 def _draw_rows(rng: np.random.Generator, num_rows: int) -> Batch:
     items = CLUSTERS * ITEMS_PER_CLUSTER
-    lengths_B = rng.integers(MOST_HISTORY + 1, size=num_rows)
+    lengths_B = rng.integers(MAX_HISTORY + 1, size=num_rows)
     offsets = np.concatenate([[0], np.stack([lengths_B, np.ones_like(lengths_B)], axis=1).reshape(-1).cumsum()])
     batch = Batch(
         ids=torch.from_numpy(rng.integers(items, size=offsets[-1])),

@@ -9,7 +9,7 @@ use super::request::{Callback, Request};
 use super::{AsyncConfig, AsyncError, Timestamp};
 
 /// Higher priorities first, and of one priority what was issued first.
-type Place = (Reverse<i32>, Timestamp);
+type QueueKey = (Reverse<i32>, Timestamp);
 
 /// A request that has not begun.
 pub(super) struct Queued {
@@ -29,9 +29,9 @@ struct Failure {
 pub(super) struct Queue {
     /// The timestamp of the next request.
     next: u64,
-    waiting: BTreeMap<Place, Queued>,
+    waiting: BTreeMap<QueueKey, Queued>,
     /// The pushes that wait, of each table as they were issued.
-    pushes: HashMap<TableId, VecDeque<Place>>,
+    pushes: HashMap<TableId, VecDeque<QueueKey>>,
     unfinished: BTreeSet<Timestamp>,
     /// The bytes of requests that are not finished, and of rows that were not taken.
     bytes: u64,

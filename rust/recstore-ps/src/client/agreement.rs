@@ -7,10 +7,10 @@ use recstore::Result;
 use super::RemoteStore;
 use super::session::{Call, LOST, Session};
 use crate::wire::codec::{Managed, Management};
-use crate::wire::facts::Facts;
+use crate::wire::store_metadata::StoreMetadata;
 
 /// How long another client, which has begun to tell servers what counts, may take for all of them.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
 
 const OPERATION: &str = "open_table";
@@ -25,7 +25,7 @@ impl RemoteStore {
         if session.agreed().is_some() {
             return Ok(());
         }
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         // What connections told when they were opened does at first.
         let mut is_anew = false;
         loop {
@@ -48,8 +48,8 @@ impl RemoteStore {
     }
 
     /// Tells all servers what counts, and returns it if they take it.
-    fn tell_all(&self, session: &Session) -> Result<Option<Facts>> {
-        let own = Facts::new(session.hash_method());
+    fn tell_all(&self, session: &Session) -> Result<Option<StoreMetadata>> {
+        let own = StoreMetadata::new(session.hash_method());
         let facts = self.tell(session, [0], &own, false)?.pop().unwrap_or(own);
         let others = self.tell(session, 1..self.router.shards(), &facts, false)?;
         let is_agreed =
@@ -61,9 +61,9 @@ impl RemoteStore {
         &self,
         session: &Session,
         shards: impl IntoIterator<Item = usize>,
-        facts: &Facts,
+        facts: &StoreMetadata,
         replaces: bool,
-    ) -> Result<Vec<Facts>> {
+    ) -> Result<Vec<StoreMetadata>> {
         let request = Management::Agree { facts: facts.clone(), replaces };
         let calls = shards.into_iter().map(|shard| Call::manage(shard, request.clone())).collect();
         let answers = self.ask_all(session, OPERATION, calls, self.patience())?;
@@ -79,7 +79,7 @@ impl RemoteStore {
         session.set_agreed(None);
         let Some(told) = session.ask_for_facts("load", true)? else { return Ok(()) };
         let known = told.iter().flatten().next().cloned();
-        let facts = known.unwrap_or_else(|| Facts::new(session.hash_method()));
+        let facts = known.unwrap_or_else(|| StoreMetadata::new(session.hash_method()));
         self.tell(session, self.shards(), &facts, true)?;
         session.set_agreed(Some(facts));
         Ok(())
@@ -87,7 +87,7 @@ impl RemoteStore {
 }
 
 /// Names the first server that does not say what the first one that says something does.
-fn disagreeing(session: &Session, told: &[Option<Facts>]) -> recstore::Error {
+fn disagreeing(session: &Session, told: &[Option<StoreMetadata>]) -> recstore::Error {
     let known = told.iter().enumerate().find_map(|(shard, facts)| Some((shard, facts.as_ref()?)));
     let other = told.iter().position(|own| own.as_ref() != known.map(|(_, facts)| facts)).unwrap_or(0);
     let message = match (&told[other], known) {

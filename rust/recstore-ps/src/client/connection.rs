@@ -17,11 +17,11 @@ use crate::wire::codec::{
     ClientId, Frame, FrameError, Kind, Managed, Management, Received, Reply, Request, read_frame, take_part,
     write_in_segment,
 };
-use crate::wire::facts::Facts;
 use crate::wire::gathered::Gathered;
 use crate::wire::handshake::{Hello, VERSIONS, WITH_BFLOAT16, Welcome};
+use crate::wire::replica_role::ReplicaRole;
 use crate::wire::socket::Socket;
-use crate::wire::standing::Standing;
+use crate::wire::store_metadata::StoreMetadata;
 use crate::wire::transport::Timed;
 
 /// Why an attempt failed.
@@ -194,7 +194,7 @@ impl Connection {
     }
 
     /// Returns what counted of the store when the connection was opened; none if nobody has said it.
-    pub(crate) fn facts(&self) -> Option<&Facts> {
+    pub(crate) fn facts(&self) -> Option<&StoreMetadata> {
         self.welcome.facts.as_ref()
     }
 
@@ -209,7 +209,7 @@ impl Connection {
     }
 
     /// Returns what the server is to its shard.
-    pub(crate) fn standing(&self) -> &Standing {
+    pub(crate) fn standing(&self) -> &ReplicaRole {
         &self.welcome.standing
     }
 

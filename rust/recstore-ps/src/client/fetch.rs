@@ -14,7 +14,7 @@ use crate::wire::codec::{FrameError, Request, TableIds};
 const FRAME_MARGIN: u64 = 1 << 14;
 
 /// Rows that are wanted, and where they are to go.
-pub(super) struct Wanted<'a> {
+pub(super) struct RowRequest<'a> {
     pub(super) table: &'a RemoteTable,
     /// Distinct ids.
     pub(super) ids: &'a [i64],
@@ -42,7 +42,7 @@ pub(super) fn fetch(
     session: &Session,
     router: Router,
     operation: &'static str,
-    wanted: &mut [Wanted<'_>],
+    wanted: &mut [RowRequest<'_>],
     patience: Duration,
 ) -> Result<()> {
     let splits: Vec<Split> = wanted.iter().map(|wanted| router.split(wanted.ids)).collect();
@@ -66,7 +66,7 @@ impl Round {
     /// Puts rows to where they are wanted; `place` floats of the answer came before them.
     fn take(
         &mut self,
-        wanted: &mut [Wanted<'_>],
+        wanted: &mut [RowRequest<'_>],
         splits: &[Split],
         place: usize,
         rows: &[f32],
@@ -74,7 +74,7 @@ impl Round {
         self.arrived = place + rows.len();
         let mut place = place;
         for Slice { lookup, range } in &self.slices {
-            let Wanted { table, places, rows: target, .. } = &mut wanted[*lookup];
+            let RowRequest { table, places, rows: target, .. } = &mut wanted[*lookup];
             let dim = table.checks.dim();
             let floats = range.len() * dim;
             if place >= floats {
@@ -100,7 +100,7 @@ impl Round {
     /// Puts the rows of a reply to where they are wanted, and checks that there are none to come.
     fn take_last(
         &mut self,
-        wanted: &mut [Wanted<'_>],
+        wanted: &mut [RowRequest<'_>],
         splits: &[Split],
         matrices: &[&[f32]],
     ) -> std::result::Result<(), FrameError> {
@@ -120,7 +120,7 @@ impl Round {
 fn rounds(
     session: &Session,
     operation: &'static str,
-    wanted: &[Wanted<'_>],
+    wanted: &[RowRequest<'_>],
     splits: &[Split],
 ) -> Result<Vec<Vec<Round>>> {
     let limits = session.limits(operation)?;
@@ -150,7 +150,7 @@ fn rounds(
     Ok(limits.into_iter().enumerate().map(of_shard).collect())
 }
 
-fn call<'a>(round: &Round, wanted: &[Wanted<'_>], splits: &'a [Split]) -> Call<'a> {
+fn call<'a>(round: &Round, wanted: &[RowRequest<'_>], splits: &'a [Split]) -> Call<'a> {
     let shard = round.shard;
     let place = |slice: &Slice| wanted[slice.lookup].table.on(shard);
     let reads = round.slices.iter().map(|slice| TableIds {

@@ -11,7 +11,7 @@ use recstore::{
 use super::changes::change;
 use super::errors::{misfit, translated};
 use super::session::{Call, Session};
-use super::tables::{Place, RemoteTable};
+use super::tables::{RemoteTable, ServerTable};
 use super::{RemoteStore, table_management};
 use crate::wire::codec::{LoadShard, Managed, Management, SavePart};
 
@@ -68,14 +68,16 @@ impl RemoteStore {
         config: &TableConfig,
     ) -> Result<Arc<RemoteTable>> {
         // What all servers would refuse need not be sent.
-        recstore::RowlessTable::new(name, config)?;
+        recstore::TableValidator::new(name, config)?;
         self.agree(session)?;
         let request =
             Management::OpenTable { name: name.to_owned(), dim: config.dim, config: config.clone() };
         let calls = self.shards().map(|shard| Call::manage(shard, request.clone())).collect();
         let answers = self.ask_all(session, "open_table", calls, self.patience())?;
         let place = |(shard, (answer, incarnation)): (usize, (Managed, u64))| match answer {
-            Managed::Table { table: Some(number) } => Ok(Place { number: TableId(number), incarnation }),
+            Managed::Table { table: Some(number) } => {
+                Ok(ServerTable { number: TableId(number), incarnation })
+            }
             other => Err(unexpected(session, "open_table", shard, &other)),
         };
         let places = answers.into_iter().enumerate().map(place).collect::<Result<Vec<_>>>()?;
@@ -90,7 +92,7 @@ impl RemoteStore {
         &self,
         session: &Session,
         config: &TableConfig,
-        places: &[Place],
+        places: &[ServerTable],
     ) -> Result<Vec<(String, usize)>> {
         const OPERATION: &str = "open_table";
         let (OptimizerConfig::Rule { .. }, Some(first)) = (&config.optimizer, places.first()) else {
@@ -110,11 +112,11 @@ impl RemoteStore {
         let request = Management::FindTable { name: name.to_owned() };
         let calls = self.shards().map(|shard| Call::manage(shard, request.clone())).collect();
         let answers = self.ask_all(session, OPERATION, calls, self.patience())?;
-        let places: Vec<Option<Place>> = answers
+        let places: Vec<Option<ServerTable>> = answers
             .into_iter()
             .map(|(answer, incarnation)| match answer {
                 Managed::Table { table } => {
-                    table.map(|number| Place { number: TableId(number), incarnation })
+                    table.map(|number| ServerTable { number: TableId(number), incarnation })
                 }
                 _ => None,
             })

@@ -16,10 +16,10 @@ const OPERATION: &str = "publish";
 
 /// The publications that a client began, by their numbers.
 #[derive(Debug, Default)]
-pub(super) struct Publications(Mutex<Begun>);
+pub(super) struct Publications(Mutex<OpenPublications>);
 
 #[derive(Debug, Default)]
-struct Begun {
+struct OpenPublications {
     last: u64,
     shards: HashMap<u64, Vec<ShardPublication>>,
 }
@@ -34,7 +34,7 @@ struct ShardPublication {
 }
 
 impl Publications {
-    fn lock(&self) -> MutexGuard<'_, Begun> {
+    fn lock(&self) -> MutexGuard<'_, OpenPublications> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

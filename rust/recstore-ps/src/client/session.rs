@@ -17,7 +17,7 @@ use super::connection::{Connection, Failure};
 use super::tables::Tables;
 use crate::router::HashMethod;
 use crate::wire::codec::{ClientId, FrameError, Management, Reply, Request};
-use crate::wire::facts::Facts;
+use crate::wire::store_metadata::StoreMetadata;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -26,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 const SHORT_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Connections kept for the next calls to a server.
-const MOST_IDLE: usize = 8;
+const MAX_IDLE: usize = 8;
 
 /// A process's connections, tables and changes under way. A forked child begins one of its own.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(super) struct Session {
     pub(super) tables: Mutex<Tables>,
     pub(super) changes: Mutex<Changes>,
     /// What all servers say of the store, once they were asked.
-    agreed: Mutex<Option<Facts>>,
+    agreed: Mutex<Option<StoreMetadata>>,
 }
 
 /// The numbers given out, and the change that failed last.
@@ -355,11 +355,11 @@ impl Session {
     }
 
     /// Returns what all servers said of the store.
-    pub(super) fn agreed(&self) -> Option<Facts> {
+    pub(super) fn agreed(&self) -> Option<StoreMetadata> {
         self.agreed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) fn set_agreed(&self, facts: Option<Facts>) {
+    pub(super) fn set_agreed(&self, facts: Option<StoreMetadata>) {
         *self.agreed.lock().unwrap_or_else(PoisonError::into_inner) = facts;
     }
 
@@ -373,7 +373,7 @@ impl Session {
         &self,
         operation: &'static str,
         is_anew: bool,
-    ) -> Result<Option<Vec<Option<Facts>>>, Error> {
+    ) -> Result<Option<Vec<Option<StoreMetadata>>>, Error> {
         let deadline = Instant::now() + self.config.timeout;
         let told = |link: &Link| {
             if is_anew {
@@ -453,19 +453,23 @@ impl Link {
 
     fn put_back(&self, connection: Connection) {
         let mut idle = self.lock_idle();
-        if idle.len() < MOST_IDLE && connection.address() == self.address() {
+        if idle.len() < MAX_IDLE && connection.address() == self.address() {
             idle.push(connection);
         }
     }
 }
 
 /// Checks what a server says of the store against what this client, and all servers before, say.
-fn check_facts(connection: &Connection, own: HashMethod, agreed: Option<&Facts>) -> Result<(), Failure> {
+fn check_facts(
+    connection: &Connection,
+    own: HashMethod,
+    agreed: Option<&StoreMetadata>,
+) -> Result<(), Failure> {
     if !connection.tells_facts() {
         return Ok(());
     }
     let found = connection.facts();
-    if let Some(Facts { hash_method, .. }) = found.filter(|found| found.hash_method != own) {
+    if let Some(StoreMetadata { hash_method, .. }) = found.filter(|found| found.hash_method != own) {
         return Err(Failure::Final(format!(
             "its store spreads ids by hash_method \"{hash_method}\", and this client by \"{own}\": it would look for rows where they are not"
         )));

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Once;
 
 use crate::wire::codec::{Checksum, Frame, FrameError, Received, read_from_segment};
-use crate::wire::segment::{LEAST_SHARED_BYTES, Segment};
+use crate::wire::segment::{MIN_SHARED_BYTES, Segment};
 
 static TOLD: Once = Once::new();
 
@@ -41,7 +41,7 @@ impl Sharing {
     pub(super) fn grown(&self, bytes: usize) -> io::Result<Option<(Segment, OwnedFd)>> {
         let wanted = bytes.max(self.wanted);
         let has = self.segment.as_ref().map_or(0, Segment::len);
-        if wanted < LEAST_SHARED_BYTES || wanted <= has {
+        if wanted < MIN_SHARED_BYTES || wanted <= has {
             return Ok(None);
         }
         Segment::create(wanted as u64).map(Some)

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use recstore::{
     BagInput, ChangedRows, DistinctGradients, EmbeddingStore, EmbeddingTable, Error, LoadOptions, LoadReport,
-    PlacedRows, Publications, Result, RowlessTable, SaveOptions, SaveReport, Step, TableConfig, TableId,
-    TableRead, TableUpdate,
+    PlacedRows, Publications, Result, SaveOptions, SaveReport, Step, TableConfig, TableId, TableRead,
+    TableUpdate, TableValidator,
 };
 
 use super::changes::change;
 use super::distinct::Distinct;
 use super::errors::{misfit, translated};
-use super::fetch::{Wanted, fetch};
+use super::fetch::{RowRequest, fetch};
 use super::session::{Call, Session};
 use super::table::{NO_PLACE, OpenTable};
 use super::tables::RemoteTable;
@@ -64,8 +64,8 @@ impl EmbeddingStore for RemoteStore {
         self.with_session(|session| {
             let found = tables.iter().map(|&id| session.lock_tables().get(OPERATION, id));
             let found = found.collect::<Result<Vec<_>>>()?;
-            let checks: Vec<&RowlessTable> = found.iter().map(|table| &table.checks).collect();
-            RowlessTable::check_bags(&checks, &input, [pooled.len(), max_positions.len(), places.len()])?;
+            let checks: Vec<&TableValidator> = found.iter().map(|table| &table.checks).collect();
+            TableValidator::check_bags(&checks, &input, [pooled.len(), max_positions.len(), places.len()])?;
             let bags = (input.offsets.len() - 1) / tables.len();
             let start = |table: usize| input.offsets[table * bags] as usize;
             let ids = |table: usize| &input.ids[start(table)..start(table + 1)];
@@ -74,7 +74,7 @@ impl EmbeddingStore for RemoteStore {
             let lens = distinct.iter().zip(&checks).map(|(distinct, table)| distinct.ids.len() * table.dim());
             let mut rows = Matrices::new(lens);
             let parts = found.iter().zip(&distinct).zip(rows.each_mut());
-            let wanted = parts.map(|((table, distinct), rows)| Wanted {
+            let wanted = parts.map(|((table, distinct), rows)| RowRequest {
                 table,
                 ids: &distinct.ids,
                 places: &[],
@@ -83,7 +83,7 @@ impl EmbeddingStore for RemoteStore {
             self.fetch(session, OPERATION, &mut wanted.collect::<Vec<_>>())?;
             let placed = distinct.iter().zip(rows.each_mut()).map(|(distinct, rows)| distinct.placed(rows));
             let placed: Vec<PlacedRows<'_>> = placed.collect();
-            RowlessTable::pool(&*self.executor, &checks, input, &placed, pooled, max_positions);
+            TableValidator::pool(&*self.executor, &checks, input, &placed, pooled, max_positions);
             places.fill(NO_PLACE);
             Ok(())
         })
@@ -96,10 +96,10 @@ impl EmbeddingStore for RemoteStore {
             let tables = tables.collect::<Result<Vec<_>>>()?;
             let checked: Vec<_> = tables.iter().map(|table| &table.checks).zip(updates).collect();
             let unmerged = match self.one_server_checks() {
-                true => RowlessTable::unmerged(&checked, self.is_beside_its_server())?,
+                true => TableValidator::unmerged(&checked, self.is_beside_its_server())?,
                 false => None,
             };
-            let merged = unmerged.map_or_else(|| RowlessTable::merge(&*self.executor, &checked), Ok)?;
+            let merged = unmerged.map_or_else(|| TableValidator::merge(&*self.executor, &checked), Ok)?;
             let parts: Vec<Part<'_>> =
                 tables.iter().zip(merged).map(|(table, merged)| self.part(table, merged)).collect();
             let of_shard = |shard| {
@@ -203,7 +203,7 @@ impl RemoteStore {
         &self,
         session: &Session,
         operation: &'static str,
-        wanted: &mut [Wanted<'_>],
+        wanted: &mut [RowRequest<'_>],
     ) -> Result<()> {
         fetch(session, self.router, operation, wanted, self.patience()).map_err(|error| {
             match wanted.iter().find(|wanted| names_number(&error, wanted.table)) {
@@ -226,7 +226,7 @@ impl RemoteStore {
         let distinct: Vec<Distinct<'_>> = reads.iter().map(|(_, ids, _)| Distinct::of(ids)).collect();
         let firsts: Vec<Vec<usize>> = distinct.iter().map(Distinct::first_positions).collect();
         let parts = reads.iter_mut().zip(&distinct).zip(&firsts);
-        let wanted = parts.map(|(((table, _, rows), distinct), firsts)| Wanted {
+        let wanted = parts.map(|(((table, _, rows), distinct), firsts)| RowRequest {
             table,
             ids: &distinct.ids,
             places: firsts,

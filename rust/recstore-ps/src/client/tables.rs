@@ -3,23 +3,23 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use recstore::{Error, Result, RowlessTable, TableConfig, TableId};
+use recstore::{Error, Result, TableConfig, TableId, TableValidator};
 
 /// A table on all servers.
 #[derive(Debug)]
 pub(super) struct RemoteTable {
     pub(super) id: TableId,
-    pub(super) checks: RowlessTable,
+    pub(super) checks: TableValidator,
     config: TableConfig,
     /// Its number on each server, and the run of that server.
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<ServerTable>,
     /// The learning rate and whether it was set by hand, as this client last set or asked for it.
     rate: Mutex<Option<(f64, bool)>>,
 }
 
 /// A table's number on a server, and the run of the server that gave it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ServerTable {
     pub(super) number: TableId,
     pub(super) incarnation: u64,
 }
@@ -33,7 +33,7 @@ pub(super) struct Tables {
 }
 
 impl RemoteTable {
-    fn new(id: TableId, checks: RowlessTable, config: TableConfig, places: Vec<Place>) -> Arc<Self> {
+    fn new(id: TableId, checks: TableValidator, config: TableConfig, places: Vec<ServerTable>) -> Arc<Self> {
         Arc::new(Self { id, checks, config, places, rate: Mutex::default() })
     }
 
@@ -63,7 +63,7 @@ impl RemoteTable {
     }
 
     /// Returns what the server `shard` calls it.
-    pub(super) fn on(&self, shard: usize) -> Place {
+    pub(super) fn on(&self, shard: usize) -> ServerTable {
         self.places[shard]
     }
 }
@@ -84,7 +84,7 @@ impl Tables {
         name: &str,
         config: &TableConfig,
         slots: Vec<(String, usize)>,
-        places: Vec<Place>,
+        places: Vec<ServerTable>,
     ) -> Result<Arc<RemoteTable>> {
         let known = self.by_name.get(name).cloned();
         let is_same = |table: &Arc<RemoteTable>| {
@@ -97,7 +97,7 @@ impl Tables {
         }
         let id = same.map_or(TableId(self.last + 1), |table| table.id);
         self.forget(name);
-        let checks = RowlessTable::with_slots(name, config, slots)?;
+        let checks = TableValidator::with_slots(name, config, slots)?;
         let table = RemoteTable::new(id, checks, config.clone(), places);
         self.last = self.last.max(id.0);
         self.by_name.insert(name.to_owned(), Arc::clone(&table));
@@ -123,7 +123,7 @@ impl Tables {
         for table in self.by_id.values() {
             let name = table.checks.name();
             let slots = table.checks.description().slots;
-            let checks = RowlessTable::with_slots(name, &table.config, slots)?;
+            let checks = TableValidator::with_slots(name, &table.config, slots)?;
             let (config, places) = (table.config.clone(), table.places.clone());
             let copy = RemoteTable::new(table.id, checks, config, places);
             tables.by_name.insert(name.to_owned(), Arc::clone(&copy));

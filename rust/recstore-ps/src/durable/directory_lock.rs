@@ -12,7 +12,7 @@ use super::{in_file, unusable};
 pub(crate) const NAME: &str = "lock";
 
 /// How long to wait for one that is just ending.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// A directory that no other server uses. The system takes the lock away from a process that ends, however it does.
@@ -35,7 +35,7 @@ impl DirectoryLock {
     /// # Errors
     /// [`Error::Checkpoint`] names the lock: another server has it, or the directory cannot be used.
     pub(crate) fn take(directory: &Path) -> Result<Self> {
-        Self::take_within(directory, PATIENCE)
+        Self::take_within(directory, TIMEOUT)
     }
 
     pub(crate) fn directory(&self) -> &Directory {

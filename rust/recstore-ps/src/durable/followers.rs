@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::wire::codec::ClientId;
 
 /// How long changes wait for a synchronous follower that does not answer before it is left behind.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Changes wait for a synchronous follower once no more than so many are on the way to it.
-const MOST_ON_THE_WAY: u64 = 32;
+const MAX_ON_THE_WAY: u64 = 32;
 
 /// The servers that follow this one.
 #[derive(Debug, Default)]
@@ -46,13 +46,13 @@ pub(crate) struct FollowerState {
 }
 
 /// A follower's place among the others, as long as its stream lasts.
-pub(crate) struct Place<'a> {
+pub(crate) struct FollowerSlot<'a> {
     followers: &'a Followers,
     follower: ClientId,
     connection: u64,
 }
 
-impl Drop for Place<'_> {
+impl Drop for FollowerSlot<'_> {
     fn drop(&mut self) {
         let mut state = self.followers.lock();
         let is_own = |other: &Follower| other.connection == self.connection;
@@ -67,7 +67,7 @@ impl Drop for Place<'_> {
     }
 }
 
-impl Place<'_> {
+impl FollowerSlot<'_> {
     /// Notes the last change that was sent.
     pub(crate) fn sent(&self, number: u64) {
         if let Some(follower) = self.followers.lock().followers.get_mut(&self.follower) {
@@ -84,13 +84,13 @@ impl Place<'_> {
 
 impl Followers {
     /// Gives a follower a place; from now on the log keeps what is behind change `last`.
-    pub(crate) fn enter(&self, follower: ClientId, last: u64, is_synchronous: bool) -> Place<'_> {
+    pub(crate) fn enter(&self, follower: ClientId, last: u64, is_synchronous: bool) -> FollowerSlot<'_> {
         let mut state = self.lock();
         state.connected += 1;
         let connection = state.connected;
         let new = Follower { connection, is_synchronous, is_in_step: false, sent: last, confirmed: 0 };
         state.followers.insert(follower, new);
-        Place { followers: self, follower, connection }
+        FollowerSlot { followers: self, follower, connection }
     }
 
     /// Notes that a follower has all changes up to `number` on its disk; `last` is the last one there is.
@@ -100,7 +100,7 @@ impl Followers {
             // One cannot have what was not made.
             let number = number.min(last);
             follower.confirmed = follower.confirmed.max(number);
-            follower.is_in_step |= follower.is_synchronous && number + MOST_ON_THE_WAY >= last;
+            follower.is_in_step |= follower.is_synchronous && number + MAX_ON_THE_WAY >= last;
         }
         drop(state);
         self.changed.notify_all();
@@ -108,7 +108,7 @@ impl Followers {
 
     /// Waits until change `number` is on the disks of all for whom changes wait.
     pub(crate) fn wait(&self, number: u64) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         let mut state = self.lock();
         loop {
             let is_late = |follower: &Follower| follower.is_in_step && follower.confirmed < number;
@@ -188,7 +188,7 @@ mod tests {
             scope.spawn(move || drop(place));
             followers.wait(501);
         });
-        assert!(began.elapsed() < PATIENCE);
+        assert!(began.elapsed() < TIMEOUT);
         asynchronous.sent(77);
         assert_eq!(followers.sent_to_all(), Some(77));
         assert!(!asynchronous.is_over());

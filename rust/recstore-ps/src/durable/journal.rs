@@ -29,7 +29,7 @@ use crate::wire::codec::{Answer, ClientId, Frame, FrameError, Managed, Request, 
 use crate::workers::{SavedWorkers, Workers};
 
 /// The clients remembered; beyond them, whoever has been quiet longest is forgotten.
-pub(crate) const MOST_CLIENTS: usize = 1 << 16;
+pub(crate) const MAX_CLIENTS: usize = 1 << 16;
 
 pub(crate) const CHECKPOINT: &str = "checkpoint";
 pub(crate) const LOG: &str = "log";
@@ -38,7 +38,7 @@ const MAX_INCARNATION_BYTES: u64 = 64;
 
 /// What came of a client's last change.
 #[derive(Debug, Clone)]
-pub(crate) struct Made {
+pub(crate) struct LastChange {
     pub(crate) sequence: u64,
     pub(crate) outcome: Result<Answer>,
     /// The number of the change in the log.
@@ -46,7 +46,7 @@ pub(crate) struct Made {
 }
 
 /// The last changes of clients.
-type Order = HashMap<ClientId, Made>;
+type Order = HashMap<ClientId, LastChange>;
 
 /// Who changes the tables, and the log with them: one at a time.
 #[derive(Debug, Default)]
@@ -218,7 +218,7 @@ impl Journal {
     }
 
     /// Returns the last change of each client.
-    pub(crate) fn made(&self) -> Vec<(ClientId, Made)> {
+    pub(crate) fn made(&self) -> Vec<(ClientId, LastChange)> {
         self.lock().iter().map(|(client, made)| (*client, made.clone())).collect()
     }
 
@@ -254,7 +254,7 @@ impl Journal {
         let number = appended.map_err(unwritable)?.map_err(in_log)?;
         let outcome = make();
         for (client, sequence) in makers(client, sequence, request) {
-            remember(&mut self.lock(), client, Made { sequence, outcome: outcome.clone(), number });
+            remember(&mut self.lock(), client, LastChange { sequence, outcome: outcome.clone(), number });
         }
         if outcome.is_err() {
             let taken_back = self.log.take_back(number).map_err(in_log);
@@ -514,7 +514,7 @@ pub(crate) fn answers_in(metadata: &str) -> Option<String> {
 fn order_of(clients: Vec<SavedClient>) -> std::result::Result<Order, ParseIntError> {
     let known = |SavedClient { client, sequence, number, outcome }| {
         let client = ClientId(u128::from_str_radix(&client, 16)?);
-        Ok((client, Made { sequence, outcome: outcome.outcome(), number }))
+        Ok((client, LastChange { sequence, outcome: outcome.outcome(), number }))
     };
     clients.into_iter().map(known).collect()
 }
@@ -534,7 +534,7 @@ fn again_made(outcome: Result<Answer>) -> Result<Result<Answer>> {
 /// Notes what came of a change of the log.
 fn note(order: &mut Order, logged: &Logged, request: &Request<'_>, outcome: &Result<Answer>) {
     for (client, sequence) in makers(logged.client, logged.frame.header.sequence, request) {
-        remember(order, client, Made { sequence, outcome: outcome.clone(), number: logged.number });
+        remember(order, client, LastChange { sequence, outcome: outcome.clone(), number: logged.number });
     }
 }
 
@@ -545,7 +545,7 @@ fn state(store: &dyn EmbeddingStore, order: &Order, last: u64) -> Result<ServerS
             tables.insert(name, table.id().0);
         }
     }
-    let saved = |(client, made): (&ClientId, &Made)| SavedClient {
+    let saved = |(client, made): (&ClientId, &LastChange)| SavedClient {
         client: format!("{:032x}", client.0),
         sequence: made.sequence,
         number: made.number,
@@ -570,11 +570,11 @@ fn makers(client: ClientId, sequence: u64, request: &Request<'_>) -> Vec<(Client
 }
 
 /// Notes a client's last change; beyond the most clients whoever has been quiet longest is forgotten.
-fn remember(order: &mut Order, client: ClientId, made: Made) {
+fn remember(order: &mut Order, client: ClientId, made: LastChange) {
     if made.sequence == 0 {
         return;
     }
-    if order.len() >= MOST_CLIENTS && !order.contains_key(&client) {
+    if order.len() >= MAX_CLIENTS && !order.contains_key(&client) {
         let quietest = order.iter().min_by_key(|(_, made)| made.number).map(|(client, _)| *client);
         quietest.and_then(|quietest| order.remove(&quietest));
     }

@@ -16,8 +16,8 @@ use super::journal::{CHECKPOINT, LOG, in_log};
 use super::log::Log;
 use super::moves::{finish_moves, move_once};
 use super::{MANIFEST, NAME, in_file, unusable};
-use crate::wire::facts::Facts;
-use crate::wire::standing::{Role, Run, Standing};
+use crate::wire::replica_role::{ReplicaRole, Role, Run};
+use crate::wire::store_metadata::StoreMetadata;
 use crate::wire::tls::ClientTls;
 
 const FORMAT: &str = "recstore-shard";
@@ -79,10 +79,10 @@ struct Identity {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     discarded: Option<Durability>,
     /// What the shard's clients agreed on; none before the first.
-    facts: Option<Facts>,
+    facts: Option<StoreMetadata>,
     /// What the server is to its shard.
     #[serde(default, skip_serializing_if = "is_default")]
-    standing: Standing,
+    standing: ReplicaRole,
     /// Who made the changes, the newest last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     runs: Vec<Run>,
@@ -95,7 +95,7 @@ struct Identity {
 }
 
 /// So many runs are remembered: a follower that was away for more copies all tables.
-const MOST_RUNS: usize = 64;
+const MAX_RUNS: usize = 64;
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
@@ -189,23 +189,23 @@ impl StateDirectory {
     }
 
     /// Returns what the clients of the shard agreed on.
-    pub(crate) fn facts(&self) -> Option<Facts> {
+    pub(crate) fn facts(&self) -> Option<StoreMetadata> {
         self.get().facts
     }
 
-    pub(crate) fn set_facts(&self, facts: &Facts) -> Result<()> {
+    pub(crate) fn set_facts(&self, facts: &StoreMetadata) -> Result<()> {
         self.change(|identity| identity.facts = Some(facts.clone()))
     }
 
     /// Returns what the server was to its shard when it last ran.
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> ReplicaRole {
         self.get().standing
     }
 
     /// Notes what the server is to its shard.
-    pub(crate) fn set_standing(&self, standing: &Standing) -> Result<()> {
+    pub(crate) fn set_standing(&self, standing: &ReplicaRole) -> Result<()> {
         self.change(|identity| {
-            let follows = |standing: &Standing| matches!(standing.role, Role::Follower { .. });
+            let follows = |standing: &ReplicaRole| matches!(standing.role, Role::Follower { .. });
             identity.awaits_leader =
                 follows(standing) && (identity.awaits_leader || !follows(&identity.standing));
             identity.standing = standing.clone();
@@ -237,7 +237,7 @@ impl StateDirectory {
             // One that made no change is told by the next.
             identity.runs.retain(|run| run.first < first);
             identity.runs.push(Run { run, first, loaded });
-            let surplus = identity.runs.len().saturating_sub(MOST_RUNS);
+            let surplus = identity.runs.len().saturating_sub(MAX_RUNS);
             identity.runs.drain(..surplus);
         })
     }
@@ -292,7 +292,7 @@ impl StateDirectory {
 impl Identity {
     fn new(Shard { number, of }: Shard, durability: Durability) -> Self {
         let (format, version) = (FORMAT.to_owned(), VERSION);
-        let (standing, runs) = (Standing::default(), Vec::new());
+        let (standing, runs) = (ReplicaRole::default(), Vec::new());
         Self {
             format,
             version,
@@ -379,7 +379,7 @@ pub fn is_server_directory(path: &Path) -> bool {
 }
 
 /// Returns what the server of a directory was to its shard when it last ran.
-pub(crate) fn standing_in(directory: &Directory) -> Result<Standing> {
+pub(crate) fn standing_in(directory: &Directory) -> Result<ReplicaRole> {
     Ok(read(directory)?.map(|identity| identity.standing).unwrap_or_default())
 }
 

@@ -10,8 +10,8 @@ use hyper::{HeaderMap, Request, Response};
 use tonic::{Code, Status};
 
 use super::http::{Failure, whole};
-use super::queue::{Answer, Asked};
-use super::room::Held;
+use super::memory_budget::Reservation;
+use super::queue::{Answer, Arrival};
 use super::{Kind, Shared};
 use crate::metrics::Refusal;
 use crate::ports::{Arriving, Leaving, Seat, is_authorized};
@@ -25,7 +25,7 @@ const PREFIX: usize = 5;
 /// The most bytes of a question for health, which anybody may ask.
 const MAX_HEALTH: usize = 4096;
 
-type Reply = Response<Leaving<Message, Option<Held>>>;
+type Reply = Response<Leaving<Message, Option<Reservation>>>;
 
 /// Answers a call.
 pub(super) async fn answer(shared: Arc<Shared>, call: Request<Incoming>, seat: Arc<Seat>) -> Reply {
@@ -53,7 +53,7 @@ pub(super) async fn answer(shared: Arc<Shared>, call: Request<Incoming>, seat: A
         Err(failure) => (Vec::new(), None, Some(failure)),
     };
     let (path, headers) = (String::new(), Vec::new());
-    let asked = Asked { port: Kind::Grpc.name(), method, path, headers, body, failure };
+    let asked = Arrival { port: Kind::Grpc.name(), method, path, headers, body, failure };
     let answered = shared.ask(asked).answered().await;
     let status = |answer: Answer| match answer.status {
         0 => Ok(Message::new(&answer.body)),
@@ -68,7 +68,7 @@ pub(super) async fn answer(shared: Arc<Shared>, call: Request<Incoming>, seat: A
 /// Answers a question for health, which needs no token and takes no room.
 async fn health(shared: &Shared, call: Request<Incoming>, method: &str, seat: Arc<Seat>) -> Reply {
     let (mut body, arrived) = Arriving::new(call.into_body(), seat, shared.config.handshake_timeout);
-    let room = Arc::new(super::Room::new(2 * MAX_HEALTH));
+    let room = Arc::new(super::MemoryBudget::new(2 * MAX_HEALTH));
     let asked = whole(&mut body, &room, |bytes| check(bytes, MAX_HEALTH)).await;
     if let Err((_, why)) = asked.and_then(|(bytes, _)| message(bytes)) {
         return refused(&Status::invalid_argument(why));

@@ -9,8 +9,8 @@ use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValu
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use tonic::{Code, Status};
 
-use super::queue::{Answer, Asked};
-use super::room::{Held, Room};
+use super::memory_budget::{MemoryBudget, Reservation};
+use super::queue::{Answer, Arrival};
 use super::{Kind, Shared};
 use crate::metrics::Refusal;
 use crate::ports::{Arrived, Arriving, Leaving, Seat, is_authorized};
@@ -29,7 +29,7 @@ const WRONG_TOKEN: &str = "the token is not the server's";
 /// The headers that the program is told.
 const HEADERS: [&str; 2] = ["content-encoding", "inference-header-content-length"];
 
-type Reply = Response<Leaving<Full<Bytes>, Option<Held>>>;
+type Reply = Response<Leaving<Full<Bytes>, Option<Reservation>>>;
 
 /// Answers a request at a port of HTTP.
 pub(super) async fn answer(
@@ -70,7 +70,7 @@ pub(super) async fn answer(
         Err(failure) => (Vec::new(), None, Some(failure)),
     };
     let told = |name: &'static str| Some((name, head.headers.get(name)?.as_bytes().to_vec()));
-    let asked = Asked {
+    let asked = Arrival {
         port: kind.name(),
         method: head.method.as_str().to_owned(),
         path: head.uri.path().to_owned(),
@@ -122,7 +122,7 @@ fn discard<B: Body<Data = Bytes, Error: Send> + Send + Unpin + 'static>(waits_fo
     }
 }
 
-type Taken = (Vec<u8>, Option<Held>);
+type ReceivedBody = (Vec<u8>, Option<Reservation>);
 pub(super) type Failure = (&'static str, String);
 
 /// Takes a body of HTTP as it comes.
@@ -130,8 +130,8 @@ async fn taken(
     body: &mut Arriving,
     headers: &HeaderMap,
     most: usize,
-    room: &Arc<Room>,
-) -> Result<Taken, Failure> {
+    room: &Arc<MemoryBudget>,
+) -> Result<ReceivedBody, Failure> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if let Some(size) = announced.filter(|size: &u64| *size > most as u64) {
         return Err(("too_large", format!("the body has {size} bytes, at most {most} are taken")));
@@ -145,10 +145,10 @@ async fn taken(
 /// Takes a body as it comes, and room for it as it comes, as long as `check` finds nothing against it.
 pub(super) async fn whole(
     body: &mut Arriving,
-    room: &Arc<Room>,
+    room: &Arc<MemoryBudget>,
     check: impl Fn(&[u8]) -> Result<(), Failure>,
-) -> Result<Taken, Failure> {
-    let (mut bytes, mut held) = (Vec::new(), Held::new(room));
+) -> Result<ReceivedBody, Failure> {
+    let (mut bytes, mut held) = (Vec::new(), Reservation::new(room));
     while let Some(frame) = body.frame().await {
         let Ok(part) = frame.map_err(failure)?.into_data() else { continue };
         if !held.take(part.len()) {

@@ -6,8 +6,8 @@
 
 mod grpc;
 mod http;
+mod memory_budget;
 mod queue;
-mod room;
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,9 +23,9 @@ use crate::ports::{
     Encryption, Limits, Listening, Port, Rules, pool, serve_http1, serve_http2, tell_of_limits,
 };
 use crate::wire::tls::ServerTls;
-pub use queue::{Answer, Asked, Event};
+use memory_budget::MemoryBudget;
+pub use queue::{Answer, Arrival, Event};
 use queue::{Pending, Queue};
-use room::Room;
 
 /// How the ports of a model are set up.
 #[derive(Debug)]
@@ -86,8 +86,8 @@ struct Shared {
     config: FrontConfig,
     is_ready: AtomicBool,
     queue: Arc<Queue>,
-    http_room: Arc<Room>,
-    grpc_room: Arc<Room>,
+    http_room: Arc<MemoryBudget>,
+    grpc_room: Arc<MemoryBudget>,
 }
 
 impl Kind {
@@ -123,7 +123,7 @@ impl Front {
         tell_of_limits(config.max_connections);
         let connections = Connections::of_ports(&Registry::new(), None, Kind::ALL.map(Kind::name))
             .map_err(io::Error::other)?;
-        let room = || Arc::new(Room::new(config.max_pending_bytes));
+        let room = || Arc::new(MemoryBudget::new(config.max_pending_bytes));
         let (http_room, grpc_room) = (room(), room());
         let (is_ready, queue) = (AtomicBool::new(true), Arc::new(Queue::new()?));
         let shared = Arc::new(Shared { config, is_ready, queue, http_room, grpc_room });
@@ -217,7 +217,7 @@ impl Shared {
         self.is_ready.load(Ordering::Relaxed)
     }
 
-    fn ask(&self, asked: Asked) -> Pending {
+    fn ask(&self, asked: Arrival) -> Pending {
         Queue::ask(&self.queue, asked)
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 /// A request that has come whole, or cannot.
 #[derive(Debug)]
-pub struct Asked {
+pub struct Arrival {
     /// The name of the port.
     pub port: &'static str,
     /// The method of HTTP, or that of the service of gRPC.
@@ -40,7 +40,7 @@ pub struct Answer {
 #[derive(Debug)]
 pub enum Event {
     /// A request has come, and has a number.
-    Asked(u64, Asked),
+    Arrival(u64, Arrival),
     /// The client of a request has gone.
     Gone(u64),
 }
@@ -88,13 +88,13 @@ impl Queue {
         inner.events.push(event);
     }
 
-    pub(super) fn ask(self: &Arc<Self>, asked: Asked) -> Pending {
+    pub(super) fn ask(self: &Arc<Self>, asked: Arrival) -> Pending {
         let (sender, answer) = oneshot::channel();
         let mut inner = self.lock();
         inner.last += 1;
         let number = inner.last;
         inner.pending.insert(number, sender);
-        self.push(&mut inner, Event::Asked(number, asked));
+        self.push(&mut inner, Event::Arrival(number, asked));
         Pending { queue: Arc::clone(self), number, answer }
     }
 

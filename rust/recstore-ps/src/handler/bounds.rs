@@ -9,7 +9,7 @@ use std::path::Path;
 use recstore::{Error, Result, Shard, TableConfig, check_local_path};
 
 use crate::wire::codec::{LoadShard, Management, Request, SavePart};
-use crate::wire::facts::Facts;
+use crate::wire::store_metadata::StoreMetadata;
 
 /// Sequence numbers of a client rise by one, from 1.
 const MAX_SEQUENCE: u64 = i64::MAX as u64;
@@ -98,7 +98,7 @@ fn check_shard(operation: &'static str, Shard { number, of }: Shard) -> Result<(
     within(operation, "the number of the shard", number, 0..=of - 1)
 }
 
-fn check_facts(facts: &Facts) -> Result<()> {
+fn check_facts(facts: &StoreMetadata) -> Result<()> {
     let is_digit = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
     match facts.store.len() == STORE_DIGITS && facts.store.bytes().all(is_digit) {
         true => Ok(()),

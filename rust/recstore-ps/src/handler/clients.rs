@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use recstore::{Error, Result};
 
-use crate::durable::journal::MOST_CLIENTS;
+use crate::durable::journal::MAX_CLIENTS;
 use crate::wire::codec::{Answer, ClientId};
 
 /// The last change of each client.
@@ -74,7 +74,7 @@ impl Clients {
         let mut remembered = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Remembered { calls, clients } = &mut *remembered;
         *calls += 1;
-        if !clients.contains_key(&client) && clients.len() >= MOST_CLIENTS {
+        if !clients.contains_key(&client) && clients.len() >= MAX_CLIENTS {
             let quietest = clients.iter().min_by_key(|(_, client)| client.called).map(|(client, _)| *client);
             quietest.and_then(|quietest| clients.remove(&quietest));
         }
@@ -114,11 +114,11 @@ mod tests {
     fn the_quietest_client_is_forgotten_first() {
         let clients = Clients::default();
         let call = |client| clients.once(ClientId(client), 1, || Ok(Answer::Done)).map(drop);
-        (0..MOST_CLIENTS as u128).try_for_each(call).unwrap();
+        (0..MAX_CLIENTS as u128).try_for_each(call).unwrap();
         call(0).unwrap();
-        call(MOST_CLIENTS as u128).unwrap();
+        call(MAX_CLIENTS as u128).unwrap();
         let known = &clients.0.lock().unwrap().clients;
-        assert_eq!(known.len(), MOST_CLIENTS);
+        assert_eq!(known.len(), MAX_CLIENTS);
         assert!(known.contains_key(&ClientId(0)) && !known.contains_key(&ClientId(1)));
     }
 }

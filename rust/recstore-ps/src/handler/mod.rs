@@ -25,12 +25,12 @@ use crate::wire::codec::{
     Answer, ClientId, Floats, Header, Kind, LoadShard, Managed, Management, MergedUpdate, Request, Rows,
     SavePart, TableIds,
 };
-use crate::wire::facts::Facts;
-use crate::wire::standing::Standing;
-use crate::workers::{Contribution, Teamwork, Workers};
+use crate::wire::replica_role::ReplicaRole;
+use crate::wire::store_metadata::StoreMetadata;
+use crate::workers::{Contribution, WorkerSync, Workers};
 use clients::Clients;
 use publications::Publications;
-pub(crate) use standing::{Progress, Stream, not_following};
+pub(crate) use replica_role::{Progress, Stream, not_following};
 
 /// A store and who changed it.
 pub struct Handler {
@@ -45,8 +45,8 @@ pub struct Handler {
     /// None where a crash loses what came since the last save.
     journal: Option<Journal>,
     /// What the clients agreed on; none before the first.
-    facts: Mutex<Option<Facts>>,
-    standing: Mutex<Standing>,
+    facts: Mutex<Option<StoreMetadata>>,
+    standing: Mutex<ReplicaRole>,
     /// How far a server that follows another one is.
     pub(crate) progress: Progress,
     publications: Publications,
@@ -68,10 +68,10 @@ impl Handler {
         store: Arc<dyn EmbeddingStore>,
         shard: Shard,
         max_frame_bytes: u64,
-        teamwork: Teamwork,
+        worker_sync: WorkerSync,
     ) -> Result<Self> {
-        teamwork.check()?;
-        let (clients, workers) = (Clients::default(), Workers::new(teamwork, shard.number));
+        worker_sync.check()?;
+        let (clients, workers) = (Clients::default(), Workers::new(worker_sync, shard.number));
         let incarnation = AtomicU64::new(RandomState::new().hash_one(SystemTime::now()));
         let metrics = Arc::new(Metrics::new(shard));
         let (state, journal, facts, standing) = (None, None, Mutex::default(), Mutex::default());
@@ -102,11 +102,11 @@ impl Handler {
         store: Arc<dyn EmbeddingStore>,
         shard: Shard,
         max_frame_bytes: u64,
-        teamwork: Teamwork,
+        worker_sync: WorkerSync,
         kept: &KeptState,
     ) -> Result<Self> {
         let state = StateDirectory::open(&kept.directory, shard, kept.durability)?;
-        let mut handler = Self::new(store, shard, max_frame_bytes, teamwork)?;
+        let mut handler = Self::new(store, shard, max_frame_bytes, worker_sync)?;
         handler.take(&state)?;
         if state.durability() != kept.durability {
             handler.switch(&state, kept.durability)?;
@@ -201,13 +201,13 @@ impl Handler {
     }
 
     /// Returns what the clients agreed on.
-    pub(crate) fn facts(&self) -> Option<Facts> {
+    pub(crate) fn facts(&self) -> Option<StoreMetadata> {
         self.lock_facts().clone()
     }
 
     /// Takes what a client says of the store, if none has said it before or `replaces` what was said, and returns what
     /// counts.
-    fn agree(&self, facts: &Facts, replaces: bool) -> Result<Facts> {
+    fn agree(&self, facts: &StoreMetadata, replaces: bool) -> Result<StoreMetadata> {
         let mut known = self.lock_facts();
         match &*known {
             Some(own) if !replaces => Ok(own.clone()),
@@ -219,7 +219,7 @@ impl Handler {
         }
     }
 
-    fn lock_facts(&self) -> MutexGuard<'_, Option<Facts>> {
+    fn lock_facts(&self) -> MutexGuard<'_, Option<StoreMetadata>> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -448,11 +448,11 @@ impl Handler {
             Management::Confirm { number } => done(self.confirm(client, *number))?,
             Management::StandDown { epoch } => Managed::StoodDown { last: self.stand_down(*epoch)? },
             Management::Promote {} => return Err(not_following(&self.standing())),
-            Management::Follow(_) => return Err(standing::not_streamed()),
+            Management::Follow(_) => return Err(replica_role::not_streamed()),
             Management::Load(load) => Managed::Loaded { report: self.load(load)? },
             Management::Join { worker } => {
                 workers.join(client, *worker)?;
-                Managed::Joined { patience_ms: workers.teamwork().patience.as_millis() as u64 }
+                Managed::Joined { patience_ms: workers.worker_sync().patience.as_millis() as u64 }
             }
             Management::Beat { worker } => done(workers.beat(client, *worker))?,
             Management::Leave {} => {

@@ -7,14 +7,14 @@ use std::sync::{MutexGuard, PoisonError};
 use recstore::{Error, Result};
 
 use super::Handler;
-use crate::durable::followers::{FollowerState, Place};
+use crate::durable::followers::{FollowerSlot, FollowerState};
 use crate::durable::journal::Journal;
 use crate::durable::log::{Logged, Reader};
 use crate::durable::state_directory::{FollowedServer, StateDirectory};
 use crate::durable::unusable;
 use crate::wire::codec::{ClientId, Follow, Management, Request};
-use crate::wire::facts::Facts;
-use crate::wire::standing::{Position, Role, Run, Standing};
+use crate::wire::replica_role::{Position, ReplicaRole, Role, Run};
+use crate::wire::store_metadata::StoreMetadata;
 
 /// An epoch is a count of promotions, so a server hears of one that is ahead by those that it has missed.
 const MAX_MISSED_PROMOTIONS: u64 = 1 << 16;
@@ -33,7 +33,7 @@ pub(crate) struct Progress {
 
 /// What a follower is sent.
 pub(crate) struct Stream<'a> {
-    pub(crate) place: Place<'a>,
+    pub(crate) place: FollowerSlot<'a>,
     pub(crate) runs: Vec<Run>,
     /// The files that it copies first.
     pub(crate) files: Option<Vec<(String, File)>>,
@@ -63,7 +63,7 @@ impl Handler {
             }
             (None, Role::Demoted) => return Err(unusable(state.path(), before)),
         };
-        let standing = Standing { role, ..before };
+        let standing = ReplicaRole { role, ..before };
         match (&self.journal, standing.leads()) {
             (Some(journal), true) => state.begin_run(journal.last() + 1, false)?,
             (Some(journal), false) => _ = journal.close(&standing.to_string())?,
@@ -76,7 +76,7 @@ impl Handler {
     }
 
     /// Returns what the server is to its shard.
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> ReplicaRole {
         self.lock_standing().clone()
     }
 
@@ -106,7 +106,7 @@ impl Handler {
             Role::Leader => Role::Demoted,
             role => role.clone(),
         };
-        let demoted = Standing { role, epoch };
+        let demoted = ReplicaRole { role, epoch };
         state.set_standing(&demoted)?;
         let last = journal.close(&demoted.to_string())?;
         tracing::warn!(shard = self.shard.number, epoch, last, "demoted: another server leads the shard");
@@ -131,7 +131,7 @@ impl Handler {
             message: format!("no epoch follows that of this server, {}", standing.epoch),
         };
         let leading =
-            Standing { role: Role::Leader, epoch: standing.epoch.checked_add(1).ok_or_else(beyond)? };
+            ReplicaRole { role: Role::Leader, epoch: standing.epoch.checked_add(1).ok_or_else(beyond)? };
         state.begin_run(last + 1, false)?;
         state.set_standing(&leading)?;
         for (client, made) in journal.made() {
@@ -197,12 +197,19 @@ impl Handler {
     ///
     /// # Errors
     /// [`Error::Unsupported`]: they are those of another store.
-    pub(crate) fn begin_following(&self, incarnation: u64, facts: Option<&Facts>, epoch: u64) -> Result<()> {
+    pub(crate) fn begin_following(
+        &self,
+        incarnation: u64,
+        facts: Option<&StoreMetadata>,
+        epoch: u64,
+    ) -> Result<()> {
         let (state, journal) = self.kept_with_log("follow")?;
         let own = self.facts();
         let is_empty = journal.last() == 0 && self.store.table_names()?.is_empty();
         if !is_empty && own.as_ref().map(|own| &own.store) != facts.map(|facts| &facts.store) {
-            let shown = |facts: Option<&Facts>| facts.map_or("no store yet".to_owned(), Facts::to_string);
+            let shown = |facts: Option<&StoreMetadata>| {
+                facts.map_or("no store yet".to_owned(), StoreMetadata::to_string)
+            };
             let message = format!(
                 "{} has rows of {}, and the server to follow those of {}: an empty directory can follow it",
                 state.path().display(),
@@ -223,7 +230,7 @@ impl Handler {
             return Err(Error::Unsupported { operation: "follow", message });
         }
         if epoch > standing.epoch {
-            let changed = Standing { epoch, ..standing.clone() };
+            let changed = ReplicaRole { epoch, ..standing.clone() };
             state.set_standing(&changed)?;
             *standing = changed;
         }
@@ -263,14 +270,14 @@ impl Handler {
         self.state.as_ref().zip(self.journal.as_ref()).ok_or_else(none)
     }
 
-    fn lock_standing(&self) -> MutexGuard<'_, Standing> {
+    fn lock_standing(&self) -> MutexGuard<'_, ReplicaRole> {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Checks the epoch since when another server is said to lead: one that was promoted after this server, or the one that
 /// demoted it.
-fn check_epoch(epoch: u64, standing: &Standing) -> Result<()> {
+fn check_epoch(epoch: u64, standing: &ReplicaRole) -> Result<()> {
     let is_known = epoch == standing.epoch && standing.role == Role::Demoted;
     let highest = standing.epoch.saturating_add(MAX_MISSED_PROMOTIONS);
     let message = match epoch {
@@ -284,7 +291,7 @@ fn check_epoch(epoch: u64, standing: &Standing) -> Result<()> {
 }
 
 /// Returns the error about a server that is to be promoted and follows none.
-pub(crate) fn not_following(standing: &Standing) -> Error {
+pub(crate) fn not_following(standing: &ReplicaRole) -> Error {
     let message = format!("only a server that follows another one is promoted: {standing}");
     Error::Unsupported { operation: "promote", message }
 }

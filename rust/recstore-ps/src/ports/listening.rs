@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsAcceptor;
 
 use super::pool::Seat;
-use super::pool::{Port, Room};
+use super::pool::{Admission, Port};
 use super::watched::{Stream, Watched};
 use crate::metrics::Refusal;
 
@@ -154,9 +154,9 @@ impl Rules {
     async fn seat(&self, stream: &TcpStream, peer: SocketAddr) -> Option<Seated> {
         loop {
             match self.port.make_room() {
-                Room::Free => break,
-                Room::Soon => tokio::time::sleep(LEAVING_PAUSE).await,
-                Room::Full(why) => {
+                Admission::Free => break,
+                Admission::Soon => tokio::time::sleep(LEAVING_PAUSE).await,
+                Admission::Full(why) => {
                     self.port.connections().refused(Refusal::Limit, peer, &why);
                     if self.encryption.is_none() {
                         _ = stream.try_write(self.farewell);

@@ -4,17 +4,17 @@
 //! connections are tasks that speak HTTP.
 
 mod arrival;
+mod connection_state;
 mod descriptors;
 mod http;
 mod listening;
 mod pool;
-mod standing;
 mod watched;
 
 pub(crate) use arrival::{Arrived, Arriving, Leaving};
+pub(crate) use connection_state::Limits;
 pub use descriptors::raise_descriptor_limit;
 pub(crate) use descriptors::{pool, tell_of_limits};
 pub(crate) use http::{is_authorized, serve_http1, serve_http2};
 pub(crate) use listening::{BACKLOG, Encryption, Listening, Rules};
-pub(crate) use pool::{Port, Room, SILENT, Seat};
-pub(crate) use standing::Limits;
+pub(crate) use pool::{Admission, Port, SILENT, Seat};

@@ -10,7 +10,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::standing::{Limits, Silence, Standing};
+use super::connection_state::{ConnectionState, Limits, Silence};
 use crate::metrics::{Connections, OpenConnection, Refusal};
 
 /// The connections that a port may have whatever the others have, so that none is shut by another one.
@@ -45,7 +45,7 @@ type End = Box<dyn Fn(Shutdown) + Send>;
 struct Connection {
     number: u64,
     port: Arc<Connections>,
-    standing: Arc<Standing>,
+    standing: Arc<ConnectionState>,
     peer: SocketAddr,
     end: End,
 }
@@ -58,7 +58,7 @@ impl Debug for Connection {
 
 /// Whether a newcomer finds a place.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Room {
+pub(crate) enum Admission {
     Free,
     /// Others were told to end and have not yet.
     Soon,
@@ -109,14 +109,14 @@ impl Port {
     }
 
     /// Makes room for a newcomer, at the cost of a connection that has no request under way.
-    pub(crate) fn make_room(&self) -> Room {
+    pub(crate) fn make_room(&self) -> Admission {
         let open = self.pool.lock();
-        let Some((crowd, limit)) = self.crowd(&open) else { return Room::Free };
+        let Some((crowd, limit)) = self.crowd(&open) else { return Admission::Free };
         if open.connections.values().filter(|each| each.standing.is_closed()).count() >= MAX_LEAVING {
-            return Room::Soon;
+            return Admission::Soon;
         }
         let Some(closed) = evict(crowd) else {
-            return Room::Full(format!(
+            return Admission::Full(format!(
                 "the server has {limit} connections, which is its limit, all with requests under way"
             ));
         };
@@ -124,7 +124,7 @@ impl Port {
         (closed.end)(Shutdown::Both);
         drop(open);
         port.refused(Refusal::Evicted, peer, "it was idle, and another peer needs its place");
-        Room::Free
+        Admission::Free
     }
 
     /// Returns the connections of which one must go before another comes, and how many there may be of them.
@@ -145,7 +145,7 @@ impl Port {
 
     /// Seats a connection, which `end` ends.
     pub(crate) fn seat(&self, peer: SocketAddr, end: impl Fn(Shutdown) + Send + 'static) -> Seat {
-        let (standing, port) = (Arc::new(Standing::new()), Arc::clone(&self.connections));
+        let (standing, port) = (Arc::new(ConnectionState::new()), Arc::clone(&self.connections));
         let mut open = self.pool.lock();
         open.last += 1;
         let number = open.last;
@@ -211,7 +211,7 @@ impl Port {
 pub(crate) struct Seat {
     number: u64,
     pool: Arc<Pool>,
-    standing: Arc<Standing>,
+    standing: Arc<ConnectionState>,
     open: OpenConnection,
 }
 
@@ -322,18 +322,18 @@ mod tests {
         let seats = [1, 2, 3].map(|name| taken(&port, name, &ended));
         seats.iter().for_each(|seat| seat.heard());
         let (first, _second) = (seats[0].begin().unwrap(), seats[1].begin().unwrap());
-        assert_eq!((port.make_room(), ended_now(&ended)), (Room::Free, vec![3]));
+        assert_eq!((port.make_room(), ended_now(&ended)), (Admission::Free, vec![3]));
         assert!(seats[2].begin().is_none(), "it has been closed");
         let third = taken(&port, 4, &ended);
         drop(first);
         let busy = third.begin();
-        assert_eq!((port.make_room(), ended_now(&ended)), (Room::Free, vec![1]));
+        assert_eq!((port.make_room(), ended_now(&ended)), (Admission::Free, vec![1]));
         let fourth = taken(&port, 5, &ended);
         let _also_busy = fourth.begin();
         let full = "the server has 3 connections, which is its limit, all with requests under way";
-        assert_eq!((port.make_room(), ended_now(&ended)), (Room::Full(full.to_owned()), vec![]));
+        assert_eq!((port.make_room(), ended_now(&ended)), (Admission::Full(full.to_owned()), vec![]));
         drop(busy);
-        assert_eq!((port.make_room(), ended_now(&ended)), (Room::Free, vec![4]));
+        assert_eq!((port.make_room(), ended_now(&ended)), (Admission::Free, vec![4]));
     }
 
     #[test]
@@ -343,7 +343,7 @@ mod tests {
         known.iter().for_each(|seat| seat.heard());
         let mut unknown: Vec<_> = (100..102).map(|name| taken(&port, name, &ended)).collect();
         for name in 102..200 {
-            assert_eq!(port.make_room(), Room::Free);
+            assert_eq!(port.make_room(), Admission::Free);
             // Two of sixteen may be unknown: then the longest idle goes, and after it the oldest of the unknown ones.
             unknown.push(taken(&port, name, &ended));
             unknown.retain(|seat| !ended.lock().unwrap().contains(&seat.peer().port()));
@@ -362,15 +362,15 @@ mod tests {
             seats.push(taken(&first, name, &ended));
         }
         let under_way: Vec<_> = seats.iter().map(Seat::begin).collect();
-        assert!(matches!(first.make_room(), Room::Full(_)));
+        assert!(matches!(first.make_room(), Admission::Full(_)));
         for name in 0..MIN_SEATS as u16 {
-            assert_eq!(second.make_room(), Room::Free);
+            assert_eq!(second.make_room(), Admission::Free);
             seats.push(taken(&second, 100 + name, &ended));
         }
-        assert_eq!((second.make_room(), ended_now(&ended)), (Room::Free, vec![100]));
+        assert_eq!((second.make_room(), ended_now(&ended)), (Admission::Free, vec![100]));
         drop(under_way);
         // All are idle now, and those that are known stay as long as they can.
-        assert_eq!((first.make_room(), ended_now(&ended)), (Room::Free, vec![101]));
+        assert_eq!((first.make_room(), ended_now(&ended)), (Admission::Free, vec![101]));
     }
 
     #[test]
@@ -378,12 +378,12 @@ mod tests {
         let ([port, _], ended) = (ports(1000, 1), Arc::default());
         let mut seats = vec![taken(&port, 0, &ended)];
         for name in 1..=MAX_LEAVING as u16 {
-            assert_eq!(port.make_room(), Room::Free);
+            assert_eq!(port.make_room(), Admission::Free);
             seats.push(taken(&port, name, &ended));
         }
-        assert_eq!(port.make_room(), Room::Soon);
+        assert_eq!(port.make_room(), Admission::Soon);
         drop(seats.remove(0));
-        assert_eq!(port.make_room(), Room::Free);
+        assert_eq!(port.make_room(), Admission::Free);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::durable::log::Staged;
 use crate::following::Following;
 use crate::handler::Handler;
 use crate::metrics::Refusal;
-use crate::ports::{Port, Room, SILENT, Seat};
+use crate::ports::{Admission, Port, SILENT, Seat};
 use crate::wire::address::BulkAddress;
 use crate::wire::channel::Channel;
 use crate::wire::codec::{
@@ -169,9 +169,9 @@ impl Shared {
     fn make_room(&self) -> Result<(), String> {
         loop {
             match self.port.make_room() {
-                Room::Free => return Ok(()),
-                Room::Soon => self.port.wait_for_end(LEAVING_PAUSE),
-                Room::Full(why) => return Err(why),
+                Admission::Free => return Ok(()),
+                Admission::Soon => self.port.wait_for_end(LEAVING_PAUSE),
+                Admission::Full(why) => return Err(why),
             }
         }
     }
@@ -282,7 +282,7 @@ impl Shared {
             return self.send_changes(stream, client, number, follow);
         }
         if let Request::Manage(Management::AttachSegment {}) = &request {
-            // Room for the largest answer, and for a segment to have the next power of two.
+            // Admission for the largest answer, and for a segment to have the next power of two.
             let limit = self.config.max_frame_bytes.saturating_mul(4);
             let attached = terms.attach(stream.take_handed(), limit);
             return self.reply(stream, number, &attached);

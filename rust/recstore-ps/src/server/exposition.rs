@@ -8,7 +8,7 @@ use recstore::{EmbeddingStore, TableStatistics};
 use crate::durable::log::Lag;
 use crate::handler::Handler;
 use crate::metrics::{of_shard, registered};
-use crate::wire::standing::Role;
+use crate::wire::replica_role::Role;
 
 /// Returns all metrics of a server as text.
 ///

@@ -43,8 +43,8 @@ impl Server {
         let (address, metrics_address) = (config.address()?, config.metrics_address()?);
         let (shard, limit) = (config.shard, config.max_frame_bytes);
         let handler = match &config.kept {
-            None => Handler::new(store, shard, limit, config.teamwork)?,
-            Some(kept) => Handler::kept(store, shard, limit, config.teamwork, kept)?,
+            None => Handler::new(store, shard, limit, config.worker_sync)?,
+            Some(kept) => Handler::kept(store, shard, limit, config.worker_sync, kept)?,
         };
         let handler = Arc::new(handler);
         let start_metrics =

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub(crate) const UNIX_PREFIX: &str = "unix:";
 
 /// The longest path of a Unix socket: `sun_path` without the zero at its end.
-const MOST_PATH_BYTES: usize = 107;
+const MAX_PATH_BYTES: usize = 107;
 
 /// Checks that the system takes a path for a socket.
 ///
@@ -19,11 +19,11 @@ const MOST_PATH_BYTES: usize = 107;
 /// [`ErrorKind::InvalidInput`] for one that is too long.
 pub(crate) fn check_socket_path(path: &Path) -> io::Result<()> {
     let len = path.as_os_str().len();
-    if len <= MOST_PATH_BYTES {
+    if len <= MAX_PATH_BYTES {
         return Ok(());
     }
     let message =
-        format!("a path of {len} bytes is too long for a Unix socket, which takes {MOST_PATH_BYTES}");
+        format!("a path of {len} bytes is too long for a Unix socket, which takes {MAX_PATH_BYTES}");
     Err(io::Error::new(ErrorKind::InvalidInput, message))
 }
 

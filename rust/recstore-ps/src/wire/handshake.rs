@@ -4,8 +4,8 @@
 //! token (u32), its number (16 bytes), and the token. The server answers with [`Welcome`]: the magic, the version chosen
 //! or 0 for a refusal (u16), two zeros, the length of the refusal's text (u32), what tells this run of the server from
 //! others (u64), the most bytes of a frame's body (u64), its shard and of how many (u32 each), and the text. Since version 2
-//! the text of a server that does not refuse is what counts of the store, [`Facts`] in JSON, or `null`; since version 3 it
-//! is an object of those `facts` and of the server's `standing`, [`Standing`].
+//! the text of a server that does not refuse is what counts of the store, [`StoreMetadata`] in JSON, or `null`; since version 3 it
+//! is an object of those `facts` and of the server's `standing`, [`ReplicaRole`].
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use crate::wire::codec::ClientId;
-use crate::wire::facts::Facts;
-use crate::wire::standing::Standing;
+use crate::wire::replica_role::ReplicaRole;
+use crate::wire::store_metadata::StoreMetadata;
 use crate::wire::token::MAX_TOKEN_BYTES;
 
 const MAGIC: [u8; 8] = *b"RECSTORE";
@@ -33,7 +33,7 @@ pub(crate) const WITH_STANDING: u16 = 3;
 pub(crate) const WITH_BFLOAT16: u16 = 3;
 
 /// The longest token or refusal.
-const MOST_TEXT_BYTES: usize = MAX_TOKEN_BYTES;
+const MAX_TEXT_BYTES: usize = MAX_TOKEN_BYTES;
 
 /// What a client says first.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,20 +53,20 @@ pub(crate) struct Welcome {
     pub(crate) max_frame_bytes: u64,
     pub(crate) shard: Shard,
     /// What counts of the store; none before a client has said it.
-    pub(crate) facts: Option<Facts>,
+    pub(crate) facts: Option<StoreMetadata>,
     /// Whether the server leads its shard: those that do not refuse clients of older versions.
-    pub(crate) standing: Standing,
+    pub(crate) standing: ReplicaRole,
 }
 
 /// The text of a server that does not refuse.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Told {
-    facts: Option<Facts>,
-    standing: Standing,
+struct AcceptedHello {
+    facts: Option<StoreMetadata>,
+    standing: ReplicaRole,
 }
 
-impl Told {
+impl AcceptedHello {
     fn read(version: u16, text: &[u8]) -> io::Result<Self> {
         Ok(match version {
             WITH_STANDING.. => serde_json::from_slice(text)?,
@@ -132,7 +132,7 @@ impl Welcome {
     }
 
     pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
-        let told = || Told { facts: self.facts.clone(), standing: self.standing.clone() };
+        let told = || AcceptedHello { facts: self.facts.clone(), standing: self.standing.clone() };
         let text = match &self.version {
             Ok(version) => told().text(*version)?,
             Err(refusal) => refusal.clone(),
@@ -159,7 +159,7 @@ impl Welcome {
         let [number, of] = [u32::from_le_bytes(array(from)?), u32::from_le_bytes(array(from)?)];
         let text = read_text(from, len)?;
         let refusal = || String::from_utf8_lossy(&text).into_owned();
-        let Told { facts, standing } = Told::read(version, &text)?;
+        let AcceptedHello { facts, standing } = AcceptedHello::read(version, &text)?;
         Ok(Self {
             version: if version == 0 { Err(refusal()) } else { Ok(version) },
             facts,
@@ -184,8 +184,8 @@ fn array<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
 }
 
 fn read_text(from: &mut impl Read, len: usize) -> io::Result<Vec<u8>> {
-    if len > MOST_TEXT_BYTES {
-        let message = format!("a text of {len} bytes exceeds {MOST_TEXT_BYTES}");
+    if len > MAX_TEXT_BYTES {
+        let message = format!("a text of {len} bytes exceeds {MAX_TEXT_BYTES}");
         return Err(io::Error::new(ErrorKind::InvalidData, message));
     }
     let mut text = vec![0; len];
@@ -196,15 +196,15 @@ fn read_text(from: &mut impl Read, len: usize) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
     use crate::router::HashMethod;
-    use crate::wire::standing::Role;
+    use crate::wire::replica_role::Role;
 
     fn hello(versions: (u16, u16), token: &str) -> Hello {
         Hello { versions, client: ClientId(u128::MAX - 7), token: token.as_bytes().to_vec() }
     }
 
-    fn welcome(version: Result<u16, String>, facts: Option<Facts>) -> Welcome {
+    fn welcome(version: Result<u16, String>, facts: Option<StoreMetadata>) -> Welcome {
         let shard = Shard { number: 2, of: 3 };
-        let standing = Standing::default();
+        let standing = ReplicaRole::default();
         Welcome { version, incarnation: 9, max_frame_bytes: 1 << 40, shard, facts, standing }
     }
 
@@ -213,14 +213,14 @@ mod tests {
         let mut bytes = Vec::new();
         hello((1, 2), "secret").write(&mut bytes).unwrap();
         assert_eq!(Hello::read(&mut &bytes[..]).unwrap(), hello((1, 2), "secret"));
-        let facts = Some(Facts::new(HashMethod::SimpleMod));
+        let facts = Some(StoreMetadata::new(HashMethod::SimpleMod));
         let refused = welcome(Err("no".to_owned()), None);
         for welcome in [welcome(Ok(1), None), welcome(Ok(2), None), welcome(Ok(2), facts.clone()), refused] {
             bytes.clear();
             welcome.write(&mut bytes).unwrap();
             assert_eq!(Welcome::read(&mut &bytes[..]).unwrap(), welcome);
         }
-        let standing = Standing { role: Role::Follower { leader: "a:1".to_owned() }, epoch: 7 };
+        let standing = ReplicaRole { role: Role::Follower { leader: "a:1".to_owned() }, epoch: 7 };
         let follower = Welcome { standing, ..welcome(Ok(3), facts.clone()) };
         bytes.clear();
         follower.write(&mut bytes).unwrap();

@@ -18,10 +18,10 @@ use rustix::fs::{MemfdFlags, SealFlags};
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// Smaller frames go over the socket, which takes one call of the system for them.
-pub(crate) const LEAST_SHARED_BYTES: usize = 16 << 10;
+pub(crate) const MIN_SHARED_BYTES: usize = 16 << 10;
 
 /// Smaller segments are not made.
-const LEAST_BYTES: u64 = 1 << 20;
+const MIN_BYTES: u64 = 1 << 20;
 
 /// Shared memory, mapped.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Segment {
     /// # Errors
     /// As the system's calls.
     pub(crate) fn create(bytes: u64) -> io::Result<(Self, OwnedFd)> {
-        let bytes = bytes.max(LEAST_BYTES).checked_next_power_of_two().ok_or(ErrorKind::OutOfMemory)?;
+        let bytes = bytes.max(MIN_BYTES).checked_next_power_of_two().ok_or(ErrorKind::OutOfMemory)?;
         let file = rustix::fs::memfd_create(c"recstore", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, bytes)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -70,7 +70,7 @@ impl Segment {
 
     /// Whether frames of so many bytes go through it: those that fit, and are not for the socket.
     pub(crate) fn is_for(&self, bytes: usize) -> bool {
-        (LEAST_SHARED_BYTES..=self.len()).contains(&bytes)
+        (MIN_SHARED_BYTES..=self.len()).contains(&bytes)
     }
 
     /// Copies as many of `bytes` as fit behind the first `place`.
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_segment_ends_where_it_ends() {
-        let (mut own, mut other) = pair(LEAST_BYTES + 1);
+        let (mut own, mut other) = pair(MIN_BYTES + 1);
         assert_eq!((own.len(), other.len()), (2 << 20, 2 << 20));
         let full = vec![7; other.len() + 1];
         assert_eq!(own.writer().write_all(&full).unwrap_err().kind(), ErrorKind::WriteZero);

@@ -35,7 +35,7 @@ pub enum Combine {
 /// How workers train together, and how long one waits for others.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
-pub struct Teamwork {
+pub struct WorkerSync {
     /// How many workers there are. Where none waits for others nobody has to say.
     pub workers: Option<u32>,
     /// How their updates go together.
@@ -46,7 +46,7 @@ pub struct Teamwork {
     pub silence: Duration,
 }
 
-impl Default for Teamwork {
+impl Default for WorkerSync {
     fn default() -> Self {
         Self {
             workers: None,
@@ -57,7 +57,7 @@ impl Default for Teamwork {
     }
 }
 
-impl Teamwork {
+impl WorkerSync {
     /// # Errors
     /// [`Error::InvalidConfig`] where workers wait for each other and nobody said how many there are.
     pub(crate) fn check(&self) -> Result<()> {

@@ -77,7 +77,7 @@ impl Contribution {
 impl Workers {
     /// Whether steps wait for all workers.
     pub(crate) fn are_synchronous(&self) -> bool {
-        matches!(self.teamwork.consistency, Consistency::Synchronous { .. })
+        matches!(self.worker_sync.consistency, Consistency::Synchronous { .. })
     }
 
     /// Brings a worker's part of a step; the last one makes the step with `make`, which gets all parts as one request.
@@ -90,7 +90,7 @@ impl Workers {
         make: impl FnOnce(&Request<'_>) -> Result<Answer>,
     ) -> Result<Answer> {
         let purpose = contribution.purpose();
-        let wait = Wait { operation: "emb_update", what: "updates", patience: self.teamwork.patience };
+        let wait = Wait { operation: "emb_update", what: "updates", patience: self.worker_sync.patience };
         self.gather(&purpose, contribution, &wait, |mut parts| {
             if self.divides() {
                 let factor = 1.0 / parts.len() as f32;
@@ -117,7 +117,7 @@ impl Workers {
     }
 
     fn divides(&self) -> bool {
-        matches!(self.teamwork.consistency, Consistency::Synchronous { combine: Combine::Mean, .. })
+        matches!(self.worker_sync.consistency, Consistency::Synchronous { combine: Combine::Mean, .. })
     }
 
     /// Brings a contribution and waits for the others'; whoever completes a gathering makes of it what all are told.
@@ -128,7 +128,7 @@ impl Workers {
         wait: &Wait,
         make: impl FnOnce(Vec<Contribution>) -> Result<Answer>,
     ) -> Result<Answer> {
-        let workers = self.teamwork.workers.ok_or_else(|| {
+        let workers = self.worker_sync.workers.ok_or_else(|| {
             self.refusal(wait.operation, "the server was not told how many workers there are".to_owned())
         })?;
         let mut state = self.lock();
@@ -138,16 +138,16 @@ impl Workers {
         let outcome = Arc::clone(&gathering.outcome);
         let missing = |state: &State| state.missing(purpose, &outcome, workers);
         let ready = |state: &mut State| match outcome.get() {
-            Some(told) => Some(Told::Outcome(Box::new(told.clone()))),
+            Some(told) => Some(Gathered::Outcome(Box::new(told.clone()))),
             None if missing(state).is_some_and(|missing| missing.is_empty()) => {
-                state.gatherings.0.remove(purpose).map(|complete| Told::Complete(complete.came))
+                state.gatherings.0.remove(purpose).map(|complete| Gathered::Complete(complete.came))
             }
             None => None,
         };
         let withdraw = |state: &mut State| state.withdraw(purpose, worker);
         match self.wait(state, wait, ready, |state| missing(state).unwrap_or_default(), withdraw)? {
-            Told::Outcome(outcome) => *outcome,
-            Told::Complete(came) => {
+            Gathered::Outcome(outcome) => *outcome,
+            Gathered::Complete(came) => {
                 let made = catch_unwind(AssertUnwindSafe(|| make(came.into_values().collect())));
                 let made = made.unwrap_or_else(|_| {
                     Err(self.refusal(wait.operation, "the server met an internal panic".to_owned()))
@@ -163,7 +163,7 @@ impl Workers {
 }
 
 /// How a gathering ends for one of those who came.
-enum Told {
+enum Gathered {
     /// All have come: this one is to make of it what all are told.
     Complete(BTreeMap<u32, Contribution>),
     /// Another has done so.

@@ -16,7 +16,7 @@ use recstore::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::wire::codec::{ClientId, WorkerState};
-pub use consistency::{Combine, Consistency, Teamwork};
+pub use consistency::{Combine, Consistency, WorkerSync};
 pub(crate) use gathering::Contribution;
 use gathering::Gatherings;
 
@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The workers of a server.
 #[derive(Debug, Default)]
 pub(crate) struct Workers {
-    teamwork: Teamwork,
+    worker_sync: WorkerSync,
     shard: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -70,12 +70,12 @@ struct SavedWorker {
 }
 
 impl Workers {
-    pub(crate) fn new(teamwork: Teamwork, shard: usize) -> Self {
-        Self { teamwork, shard, ..Self::default() }
+    pub(crate) fn new(worker_sync: WorkerSync, shard: usize) -> Self {
+        Self { worker_sync, shard, ..Self::default() }
     }
 
-    pub(crate) fn teamwork(&self) -> Teamwork {
-        self.teamwork
+    pub(crate) fn worker_sync(&self) -> WorkerSync {
+        self.worker_sync
     }
 
     /// Gives a client the number `worker`. One that had it before has it no more; its successor begins where the slowest
@@ -84,7 +84,7 @@ impl Workers {
     /// # Errors
     /// [`Error::InvalidConfig`] for a number beyond the workers there are.
     pub(crate) fn join(&self, client: ClientId, worker: u32) -> Result<()> {
-        if let Some(workers) = self.teamwork.workers.filter(|&workers| worker >= workers) {
+        if let Some(workers) = self.worker_sync.workers.filter(|&workers| worker >= workers) {
             let message = format!("there is no worker {worker} of {workers}");
             return Err(Error::InvalidConfig { message });
         }
@@ -141,7 +141,7 @@ impl Workers {
     /// # Errors
     /// [`Error::Workers`] names those who are behind, or dead; or says that `client`, which `updates`, is no worker.
     pub(crate) fn admit(&self, operation: &'static str, client: ClientId, updates: bool) -> Result<()> {
-        let Consistency::Bounded { staleness } = self.teamwork.consistency else { return Ok(()) };
+        let Consistency::Bounded { staleness } = self.worker_sync.consistency else { return Ok(()) };
         let state = self.lock();
         if !updates && !state.numbers.contains_key(&client) {
             // Whoever only reads is ahead of nobody.
@@ -156,13 +156,13 @@ impl Workers {
             self.numbers().filter(is_behind).collect::<Vec<u32>>()
         };
         let ready = |state: &mut State| behind(state).is_empty().then_some(());
-        let wait = Wait { operation, what: "steps", patience: self.teamwork.patience };
+        let wait = Wait { operation, what: "steps", patience: self.worker_sync.patience };
         self.wait(state, &wait, ready, behind, |_| {})
     }
 
     /// Counts a step that a client has made.
     pub(crate) fn count_step(&self, client: ClientId) {
-        if !matches!(self.teamwork.consistency, Consistency::Bounded { .. }) {
+        if !matches!(self.worker_sync.consistency, Consistency::Bounded { .. }) {
             return;
         }
         let mut state = self.lock();
@@ -220,7 +220,7 @@ impl Workers {
     }
 
     fn numbers(&self) -> std::ops::Range<u32> {
-        0..self.teamwork.workers.unwrap_or(0)
+        0..self.worker_sync.workers.unwrap_or(0)
     }
 
     fn number(&self, state: &State, operation: &'static str, client: ClientId) -> Result<u32> {
@@ -278,7 +278,7 @@ impl Workers {
 
     /// Returns how long a worker was silent, if it is taken for dead.
     fn silence(&self, member: &Member) -> Option<Duration> {
-        Some(member.heard.elapsed()).filter(|&silence| silence >= self.teamwork.silence)
+        Some(member.heard.elapsed()).filter(|&silence| silence >= self.worker_sync.silence)
     }
 
     fn refusal(&self, operation: &'static str, message: String) -> Error {

@@ -103,9 +103,9 @@ pub(crate) fn free_port() -> u16 {
     static LAST: AtomicU32 = AtomicU32::new(0);
     const FIRST: u32 = 12_000;
     const COUNT: u32 = 20_000;
-    const OF_A_PROCESS: u32 = 64;
+    const OF_PROCESS: u32 = 64;
     loop {
-        let next = std::process::id().wrapping_mul(OF_A_PROCESS) + LAST.fetch_add(1, Ordering::Relaxed);
+        let next = std::process::id().wrapping_mul(OF_PROCESS) + LAST.fetch_add(1, Ordering::Relaxed);
         let port = (FIRST + next % COUNT) as u16;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;

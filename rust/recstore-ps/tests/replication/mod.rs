@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use recstore::{LocalStore, Serial};
 use recstore_ps::{FollowedServer, KeptState, Server, ServerConfig};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Which server another one follows.
 pub(crate) struct Follows {
@@ -56,7 +56,7 @@ pub(crate) fn figure(server: &Server, name: &str) -> Option<f64> {
 }
 
 pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !is_so() {
         assert!(Instant::now() < until, "waited in vain until {what}");
         thread::sleep(Duration::from_millis(2));

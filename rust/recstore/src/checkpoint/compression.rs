@@ -24,7 +24,7 @@ const LEVELS: std::ops::RangeInclusive<i32> = 1..=19;
 const WINDOW: u32 = 23;
 
 /// No frame holds more bytes for one of its own: a block of 128 KiB takes 4 bytes at least.
-const MOST_TIMES_SMALLER: u64 = 1 << 15;
+const MAX_TIMES_SMALLER: u64 = 1 << 15;
 
 /// How the files of a save are made smaller.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Contents {
             return Err(refused(path, format!("expected {} bytes, got {bytes}", entry.bytes)));
         }
         let plain = entry.plain_bytes();
-        if plain > bytes.saturating_mul(MOST_TIMES_SMALLER) {
+        if plain > bytes.saturating_mul(MAX_TIMES_SMALLER) {
             return Err(refused(path, format!("{bytes} bytes cannot be {plain} compressed ones")));
         }
         Ok(Self { file, compressed: entry.compressed.clone(), bytes: plain })

@@ -12,7 +12,7 @@ use super::metadata::Metadata;
 use super::options::LoadOptions;
 use super::progress::Progress;
 use super::reports::LoadReport;
-use super::table_file::{BYTES_AT_A_TIME, Layout, Reader, TableState, saved_slots};
+use super::table_file::{BYTES_PER_CHUNK, Layout, Reader, TableState, saved_slots};
 use crate::Result;
 use crate::config::TableConfig;
 use crate::disk::Directory;
@@ -297,7 +297,7 @@ fn load_file(
 ) -> Result<()> {
     table.remove_records(&reader.deleted);
     let path = reader.path().to_owned();
-    let limit = (BYTES_AT_A_TIME / layout.row_bytes()).max(1);
+    let limit = (BYTES_PER_CHUNK / layout.row_bytes()).max(1);
     let (read, to_put) = mpsc::sync_channel(0);
     let (emptied, to_fill) = mpsc::sync_channel(BUFFERS);
     (0..BUFFERS).try_for_each(|_| emptied.send(CopiedRows::default())).map_err(at(&path))?;

@@ -11,7 +11,7 @@ use super::options::{SaveKind, SaveOptions};
 use super::place::check_free;
 use super::progress::Progress;
 use super::reports::SaveReport;
-use super::table_file::{BYTES_AT_A_TIME, Layout, TableState, Writer};
+use super::table_file::{BYTES_PER_CHUNK, Layout, TableState, Writer};
 use super::unfinished::{Unfinished, remove_unneeded};
 use crate::Result;
 use crate::disk::Directory;
@@ -174,10 +174,10 @@ fn write_tables(cuts: &[TableCut], plan: &Plan<'_>, progress: Option<&Progress>)
 
 /// Returns the name of a table's file: for people to recognize, and of no other table's.
 fn file_name(plan: &Plan<'_>, number: usize, table: &str) -> String {
-    const MOST: usize = 64;
+    const MAX: usize = 64;
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     let plain: String =
-        table.chars().take(MOST).map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
+        table.chars().take(MAX).map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
     format!("{}-{number:03}-{plain}{}{FILE_EXTENSION}", name_of(plan.save), plan.suffix)
 }
 
@@ -192,7 +192,7 @@ fn write_table(
     let counts = cut.admission.as_ref().map(AdmissionCounts::sorted);
     let state = TableState::of(layout, counts, cut.shared.clone().unwrap_or_default(), cut.leaving());
     let mut writer = Writer::create(plan.directory, name, layout, cut.cut.rows, deleted, &state)?;
-    let limit = (BYTES_AT_A_TIME / layout.row_bytes()).max(1);
+    let limit = (BYTES_PER_CHUNK / layout.row_bytes()).max(1);
     let (mut next, mut rows) = (Some(0), CopiedRows::default());
     while let Some(start) = next {
         rows.clear();

@@ -108,13 +108,13 @@ fn default_interval() -> u64 {
 }
 
 /// Rows are counted by 30 bits; what these take in bytes is checked with the table's records.
-const MOST_SHARED_ROWS: u32 = 1 << 30;
+const MAX_SHARED_ROWS: u32 = 1 << 30;
 
 /// The most ids that [`EvictionConfig::keep`] may name.
 const MAX_KEPT_IDS: usize = 1 << 20;
 
 /// Four GiB of counters.
-const MOST_COUNTERS: f64 = (1u64 << 30) as f64;
+const MAX_COUNTERS: f64 = (1u64 << 30) as f64;
 
 impl AdmissionConfig {
     /// Returns how many steps lie between two halvings of what was counted.
@@ -145,9 +145,9 @@ impl AdmissionConfig {
     }
 
     pub(super) fn validate(&self) -> Result<()> {
-        require(self.shared_rows().is_none_or(|rows| (1..=MOST_SHARED_ROWS).contains(&rows)), || {
+        require(self.shared_rows().is_none_or(|rows| (1..=MAX_SHARED_ROWS).contains(&rows)), || {
             let got = self.shared_rows().unwrap_or_default();
-            format!("admission.shared_rows must lie in [1, {MOST_SHARED_ROWS}], got {got}")
+            format!("admission.shared_rows must lie in [1, {MAX_SHARED_ROWS}], got {got}")
         })?;
         match *self {
             Self::Count { threshold, halve_every, .. } => {
@@ -159,7 +159,7 @@ impl AdmissionConfig {
                 at_least_one("admission.halve_every", halve_every.unwrap_or(1))?;
                 within_one("admission.epsilon", epsilon)?;
                 within_one("admission.delta", delta)?;
-                require(counters_of(epsilon, delta) <= MOST_COUNTERS, || {
+                require(counters_of(epsilon, delta) <= MAX_COUNTERS, || {
                     format!("a sketch with admission.epsilon {epsilon} and delta {delta} exceeds 4 GiB")
                 })
             }

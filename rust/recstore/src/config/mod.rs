@@ -13,5 +13,5 @@ pub use crate::rows::dtype::Dtype;
 pub use initializer::InitializerConfig;
 pub use lifecycle::{AdmissionConfig, EvictionConfig, EvictionPolicy};
 pub use local_path::check_local_path;
-pub(crate) use table_config::MOST_FLOATS_A_BLOCK;
+pub(crate) use table_config::MAX_FLOATS_PER_BLOCK;
 pub use table_config::{NanPolicy, TableConfig};

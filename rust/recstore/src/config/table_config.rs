@@ -75,10 +75,10 @@ pub enum NanPolicy {
 
 /// A weight and two moments. Some rules keep a third slot, and their blocks are by so much larger; what an optimizer
 /// keeps once a row is little.
-const MOST_FLOATS_A_COLUMN: usize = 3;
+const MAX_FLOATS_PER_COLUMN: usize = 3;
 
 /// One GiB a block, which any machine can reserve: only the pages of written rows are backed.
-pub(crate) const MOST_FLOATS_A_BLOCK: usize = 1 << 28;
+pub(crate) const MAX_FLOATS_PER_BLOCK: usize = 1 << 28;
 
 impl Default for TableConfig {
     fn default() -> Self {
@@ -158,8 +158,8 @@ impl TableConfig {
         require(self.dim > 0, || "dim must be at least 1, got 0".to_owned())?;
         require(self.block_size > 0, || "block_size must be at least 1, got 0".to_owned())?;
         let block =
-            self.dim.checked_mul(MOST_FLOATS_A_COLUMN).and_then(|row| row.checked_mul(self.block_size));
-        require(block.is_some_and(|floats| floats <= MOST_FLOATS_A_BLOCK), || {
+            self.dim.checked_mul(MAX_FLOATS_PER_COLUMN).and_then(|row| row.checked_mul(self.block_size));
+        require(block.is_some_and(|floats| floats <= MAX_FLOATS_PER_BLOCK), || {
             format!(
                 "a block of block_size rows of dim exceeds 1 GiB: lower block_size; got block_size {} and dim {}",
                 self.block_size, self.dim

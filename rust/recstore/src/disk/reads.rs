@@ -5,7 +5,7 @@ use std::io::IoSliceMut;
 use super::slot::Slot;
 
 /// The records read in one call at most; the system takes no more.
-const RECORDS_A_CALL: usize = 1024;
+const RECORDS_PER_CALL: usize = 1024;
 
 /// Records that are neighbours in the file.
 pub(super) struct Run {
@@ -27,7 +27,7 @@ impl<'a> Reads<'a> {
     pub(crate) fn push(&mut self, slot: Slot, record: &'a mut [f32]) {
         self.places.push(IoSliceMut::new(bytemuck::cast_slice_mut(record)));
         match self.runs.last_mut() {
-            Some(run) if run.last.is_before(slot) && run.len < RECORDS_A_CALL => {
+            Some(run) if run.last.is_before(slot) && run.len < RECORDS_PER_CALL => {
                 (run.last, run.len) = (slot, run.len + 1);
             }
             _ => self.runs.push(Run { first: slot, last: slot, len: 1 }),

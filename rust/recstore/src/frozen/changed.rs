@@ -7,7 +7,7 @@ use crate::Result;
 use crate::calls::MemoryUse;
 use crate::kernel::cache::{Cache, prefetch};
 use crate::kernel::simd::{Lanes, ScalarLanes};
-use crate::table::{BEHIND, Home, IdMap, NO_INDEX, RowIndex};
+use crate::table::{BEHIND, Bucket, IdMap, NO_INDEX, RowIndex};
 
 /// The place of an id whose row went. Others are less than it.
 const GONE: RowIndex = RowIndex(BEHIND - 1);
@@ -156,7 +156,7 @@ impl Both<'_> {
 }
 
 impl RowSource for Both<'_> {
-    type Home = (usize, Home);
+    type Bucket = (usize, Bucket);
 
     #[inline(always)]
     fn dim(self) -> usize {
@@ -174,16 +174,16 @@ impl RowSource for Both<'_> {
     }
 
     #[inline(always)]
-    fn seek(self, id: i64) -> Self::Home {
-        let home = self.changed.places.home(id);
-        self.changed.places.prefetch(home, Cache::First);
-        (self.frozen.seek(id), home)
+    fn seek(self, id: i64) -> Self::Bucket {
+        let bucket = self.changed.places.bucket(id);
+        self.changed.places.prefetch(bucket, Cache::First);
+        (self.frozen.seek(id), bucket)
     }
 
     #[inline(always)]
-    fn number(self, lanes: impl Lanes, (frozen, home): Self::Home, id: i64) -> Result<usize> {
-        let place = match self.changed.places.search(lanes, home, id) {
-            BEHIND => self.changed.places.search_behind(lanes, home, id).map_or(NO_INDEX, |place| place.0),
+    fn number(self, lanes: impl Lanes, (frozen, bucket): Self::Bucket, id: i64) -> Result<usize> {
+        let place = match self.changed.places.search(lanes, bucket, id) {
+            BEHIND => self.changed.places.search_behind(lanes, bucket, id).map_or(NO_INDEX, |place| place.0),
             place => place,
         };
         match RowIndex(place) {

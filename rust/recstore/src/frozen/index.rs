@@ -4,7 +4,7 @@
 //! line = up to 7 ids, and a word: the number of ids in all lines before, and in its upper half that of its own
 //! ```
 //!
-//! The hash of an id says its home among the lines. An id whose home is full lies in the next line that is not. A search
+//! The hash of an id says its bucket among the lines. An id whose bucket is full lies in the next line that is not. A search
 //! ends at the first line with room, or whose last id has a greater hash. Rows have the order of the ids: the place of an id among all is its row's.
 //! Lines are filled to four fifths, so an id takes 64 / 5.6 = 11.4 bytes, and nearly all searches read one line.
 
@@ -15,10 +15,10 @@ use crate::kernel::simd::Lanes;
 pub(super) type Line = [i64; 8];
 
 /// The ids that a line has room for, and the word behind them.
-const IDS_A_LINE: usize = 7;
+const IDS_PER_LINE: usize = 7;
 
 /// Ids a line on average, in fifths.
-const FIFTHS: usize = 4 * IDS_A_LINE;
+const FIFTHS: usize = 4 * IDS_PER_LINE;
 
 /// Sorts ids, none of which may be there twice, by their hashes, and returns the lines that they lie in. An id that is
 /// there twice is returned as an error.
@@ -27,12 +27,12 @@ pub(super) fn build(ids: &mut [i64]) -> std::result::Result<Vec<Line>, i64> {
     if let Some(twice) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(twice[0]);
     }
-    let homes = num_homes(ids.len());
-    let mut lines = vec![Line::default(); homes];
+    let buckets = num_buckets(ids.len());
+    let mut lines = vec![Line::default(); buckets];
     let mut last = 0;
     for (number, &id) in ids.iter().enumerate() {
-        let line = home(id, homes).max(last);
-        last = if own_count(&lines[line]) == IDS_A_LINE { line + 1 } else { line };
+        let line = bucket(id, buckets).max(last);
+        last = if own_count(&lines[line]) == IDS_PER_LINE { line + 1 } else { line };
         if last == lines.len() {
             lines.push(Line::default());
         }
@@ -44,33 +44,33 @@ pub(super) fn build(ids: &mut [i64]) -> std::result::Result<Vec<Line>, i64> {
 fn put(line: &mut Line, number: usize, id: i64) {
     let count = own_count(line);
     line[count] = id;
-    line[IDS_A_LINE] = (number - count) as i64 | ((count + 1) as i64) << 32;
+    line[IDS_PER_LINE] = (number - count) as i64 | ((count + 1) as i64) << 32;
 }
 
 #[inline(always)]
 fn own_count(line: &Line) -> usize {
-    (line[IDS_A_LINE] >> 32) as u32 as usize
+    (line[IDS_PER_LINE] >> 32) as u32 as usize
 }
 
 #[inline(always)]
 fn count_before(line: &Line) -> usize {
-    line[IDS_A_LINE] as u32 as usize
+    line[IDS_PER_LINE] as u32 as usize
 }
 
-/// Returns how many lines are homes of so many ids. What does not fit into the last ones lies in lines behind them.
-pub(super) fn num_homes(ids: usize) -> usize {
+/// Returns how many lines are buckets of so many ids. What does not fit into the last ones lies in lines behind them.
+pub(super) fn num_buckets(ids: usize) -> usize {
     (ids * 5).div_ceil(FIFTHS).max(1)
 }
 
 /// Returns the line that an id is looked for in first.
 #[inline(always)]
-pub(super) fn home(id: i64, homes: usize) -> usize {
-    ((u128::from(mix(id)) * homes as u128) >> u64::BITS) as usize
+pub(super) fn bucket(id: i64, buckets: usize) -> usize {
+    ((u128::from(mix(id)) * buckets as u128) >> u64::BITS) as usize
 }
 
 /// What a line says of an id.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum LineMatch {
     /// The number of its row.
     At(usize),
     /// It is nowhere.
@@ -81,22 +81,22 @@ pub(super) enum Found {
 
 /// Looks for an id in a line. None: the line has more ids than it has room for, or rows that are not among `rows`.
 #[inline(always)]
-pub(super) fn look(lanes: impl Lanes, line: &Line, id: i64, rows: usize) -> Option<Found> {
+pub(super) fn look(lanes: impl Lanes, line: &Line, id: i64, rows: usize) -> Option<LineMatch> {
     let (before, count) = (count_before(line), own_count(line));
-    if count > IDS_A_LINE || before + count > rows {
+    if count > IDS_PER_LINE || before + count > rows {
         return None;
     }
     let equal = lanes.equal(line, id) & ((1 << count) - 1);
     Some(match equal {
-        0 if count == IDS_A_LINE && mix(line[IDS_A_LINE - 1]) < mix(id) => Found::Behind,
-        0 => Found::Nowhere,
-        bits => Found::At(before + bits.trailing_zeros() as usize),
+        0 if count == IDS_PER_LINE && mix(line[IDS_PER_LINE - 1]) < mix(id) => LineMatch::Behind,
+        0 => LineMatch::Nowhere,
+        bits => LineMatch::At(before + bits.trailing_zeros() as usize),
     })
 }
 
 /// Returns the ids of all lines, in the order of their rows.
 pub(super) fn ids_of(lines: &[Line]) -> impl Iterator<Item = i64> {
-    lines.iter().flat_map(|line| line[..own_count(line).min(IDS_A_LINE)].iter().copied())
+    lines.iter().flat_map(|line| line[..own_count(line).min(IDS_PER_LINE)].iter().copied())
 }
 
 #[cfg(test)]
@@ -106,12 +106,12 @@ mod tests {
     use proptest::prelude::*;
 
     /// Where an id is, and how many lines were read.
-    fn find(lines: &[Line], homes: usize, rows: usize, id: i64) -> (Option<usize>, usize) {
-        for (read, line) in lines[home(id, homes)..].iter().enumerate() {
+    fn find(lines: &[Line], buckets: usize, rows: usize, id: i64) -> (Option<usize>, usize) {
+        for (read, line) in lines[bucket(id, buckets)..].iter().enumerate() {
             match look(ScalarLanes, line, id, rows).unwrap() {
-                Found::At(number) => return (Some(number), read + 1),
-                Found::Nowhere => return (None, read + 1),
-                Found::Behind => {}
+                LineMatch::At(number) => return (Some(number), read + 1),
+                LineMatch::Nowhere => return (None, read + 1),
+                LineMatch::Behind => {}
             }
         }
         (None, lines.len())
@@ -125,12 +125,12 @@ mod tests {
             let mut sorted: Vec<i64> = ids.iter().copied().collect();
             let lines = build(&mut sorted).unwrap();
             prop_assert_eq!(&ids_of(&lines).collect::<Vec<_>>(), &sorted);
-            let homes = num_homes(ids.len());
+            let buckets = num_buckets(ids.len());
             for (place, &id) in sorted.iter().enumerate() {
-                prop_assert_eq!(find(&lines, homes, sorted.len(), id).0, Some(place));
+                prop_assert_eq!(find(&lines, buckets, sorted.len(), id).0, Some(place));
             }
             for id in others {
-                prop_assert_eq!(find(&lines, homes, sorted.len(), id).0.is_some(), ids.contains(&id));
+                prop_assert_eq!(find(&lines, buckets, sorted.len(), id).0.is_some(), ids.contains(&id));
             }
         }
     }
@@ -146,10 +146,10 @@ mod tests {
         let mut ids: Vec<i64> = (0..count).map(|id| id * id * 31).collect();
         let lines = build(&mut ids).unwrap();
         assert!(size_of_val(&*lines) <= 12 * ids.len());
-        let homes = num_homes(ids.len());
-        let read: usize = ids.iter().map(|&id| find(&lines, homes, ids.len(), id).1).sum();
+        let buckets = num_buckets(ids.len());
+        let read: usize = ids.iter().map(|&id| find(&lines, buckets, ids.len(), id).1).sum();
         assert!((read as f64) < 1.2 * ids.len() as f64, "{read} lines for {count} ids");
-        let read: usize = (0..count).map(|id| find(&lines, homes, ids.len(), !id).1).sum();
+        let read: usize = (0..count).map(|id| find(&lines, buckets, ids.len(), !id).1).sum();
         assert!((read as f64) < 1.2 * count as f64, "{read} lines for {count} ids without rows");
     }
 
@@ -158,11 +158,15 @@ mod tests {
         let line = |before: i64, count: i64| [1, 2, 3, 4, 5, 6, 7, before | count << 32];
         assert_eq!(look(ScalarLanes, &line(0, 8), 1, 100), None);
         assert_eq!(look(ScalarLanes, &line(98, 3), 1, 100), None);
-        assert_eq!(look(ScalarLanes, &line(97, 3), 3, 100), Some(Found::At(99)));
-        assert_eq!(look(ScalarLanes, &line(97, 3), 4, 100), Some(Found::Nowhere), "of the three it is none");
+        assert_eq!(look(ScalarLanes, &line(97, 3), 3, 100), Some(LineMatch::At(99)));
+        assert_eq!(
+            look(ScalarLanes, &line(97, 3), 4, 100),
+            Some(LineMatch::Nowhere),
+            "of the three it is none"
+        );
         let behind = |id: &i64| mix(7) < mix(*id);
         let (greater, less) = ((8..).find(behind).unwrap(), (8..).find(|id| !behind(id)).unwrap());
-        assert_eq!(look(ScalarLanes, &line(0, 7), greater, 100), Some(Found::Behind));
-        assert_eq!(look(ScalarLanes, &line(0, 7), less, 100), Some(Found::Nowhere));
+        assert_eq!(look(ScalarLanes, &line(0, 7), greater, 100), Some(LineMatch::Behind));
+        assert_eq!(look(ScalarLanes, &line(0, 7), less, 100), Some(LineMatch::Nowhere));
     }
 }

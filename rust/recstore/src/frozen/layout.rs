@@ -15,7 +15,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 
 use super::encoding::Encoding;
-use super::index::{Line, num_homes};
+use super::index::{Line, num_buckets};
 use crate::config::TableConfig;
 
 /// The bytes that have a checksum together.
@@ -118,8 +118,8 @@ impl Layout {
         if described.dim == 0 || num_rows.checked_mul(described.encoding.row_bytes(described.dim)).is_none() {
             return Err(format!("{num_rows} rows of {} values", described.dim));
         }
-        if lines < num_homes(num_rows) || lines.checked_mul(size_of::<Line>()).is_none() {
-            return Err(format!("expected {} lines of ids or more, got {lines}", num_homes(num_rows)));
+        if lines < num_buckets(num_rows) || lines.checked_mul(size_of::<Line>()).is_none() {
+            return Err(format!("expected {} lines of ids or more, got {lines}", num_buckets(num_rows)));
         }
         let sizes = sizes(&described, num_rows, lines);
         for (name, expected) in tensors(&described, num_rows, sizes) {

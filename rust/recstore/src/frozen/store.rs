@@ -22,7 +22,7 @@ use crate::kernel::simd::{Simd, SimdLevel};
 use crate::rows::pooling::BagInput;
 use crate::store::embedding_store::EmbeddingStore;
 use crate::store::embedding_table::EmbeddingTable;
-use crate::table::{RowlessTable, TAG_WORDS};
+use crate::table::{TAG_WORDS, TableValidator};
 use crate::{Error, Result};
 
 /// No row lies where a step could change it.
@@ -163,8 +163,8 @@ impl EmbeddingStore for FrozenStore {
     ) -> Result<()> {
         let tables: Vec<Arc<OpenTable>> =
             tables.iter().map(|&id| self.opened("emb_bag", id)).collect::<Result<_>>()?;
-        let rules: Vec<&RowlessTable> = tables.iter().map(|open| open.table.frozen().rules()).collect();
-        RowlessTable::check_bags(&rules, &input, [pooled.len(), max_positions.len(), places.len()])?;
+        let rules: Vec<&TableValidator> = tables.iter().map(|open| open.table.frozen().rules()).collect();
+        TableValidator::check_bags(&rules, &input, [pooled.len(), max_positions.len(), places.len()])?;
         let read: Vec<&FollowedTable> = tables.iter().map(|open| &open.table).collect();
         pool(&*self.executor, &read, input, pooled, max_positions)?;
         places.fill(NO_PLACE);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::blocks::Blocks;
 use super::encoding::Encoding;
-use super::index::{Found, Line, home, ids_of, look, num_homes};
+use super::index::{Line, LineMatch, bucket, ids_of, look, num_buckets};
 use super::layout::Layout;
 use super::mapped::{FileBytes, FrozenMemory};
 use super::source::{NO_ROW, RowSource};
@@ -18,7 +18,7 @@ use crate::disk::{FileError, open_file};
 use crate::kernel::cache::{Cache, prefetch, prefetch_one};
 use crate::kernel::parallel::Executor;
 use crate::kernel::simd::{Lanes, Simd, SimdLevel};
-use crate::table::{Initializer, RowlessTable};
+use crate::table::{Initializer, TableValidator};
 use crate::{Error, Result};
 
 /// The rows of a table that no longer change, in a file that is mapped into memory.
@@ -29,9 +29,9 @@ pub struct FrozenTable {
     config: TableConfig,
     checks: Vec<u32>,
     blocks: Blocks,
-    rules: RowlessTable,
+    rules: TableValidator,
     initializer: Initializer,
-    homes: usize,
+    buckets: usize,
     simd: Simd,
 }
 
@@ -74,12 +74,12 @@ impl FrozenTable {
             return Err(refused("its header was changed: the checksum is another".to_owned()));
         }
         let config = layout.described.table_config()?;
-        let rules = RowlessTable::new(&layout.described.name, &config)?;
+        let rules = TableValidator::new(&layout.described.name, &config)?;
         let initializer = Initializer::new(&layout.described.name, &config);
-        let (blocks, homes) = (Blocks::new(checks.len()), num_homes(layout.num_rows));
+        let (blocks, buckets) = (Blocks::new(checks.len()), num_buckets(layout.num_rows));
         let path = path.to_owned();
         let simd = Simd::detect();
-        let table = Self { path, file, layout, config, checks, blocks, rules, initializer, homes, simd };
+        let table = Self { path, file, layout, config, checks, blocks, rules, initializer, buckets, simd };
         if memory == FrozenMemory::Copied {
             table.verify()?;
         }
@@ -154,7 +154,7 @@ impl FrozenTable {
     }
 
     /// Returns what calls are checked by.
-    pub(super) fn rules(&self) -> &RowlessTable {
+    pub(super) fn rules(&self) -> &TableValidator {
         &self.rules
     }
 
@@ -217,7 +217,7 @@ impl FrozenTable {
 }
 
 impl RowSource for &FrozenTable {
-    type Home = usize;
+    type Bucket = usize;
 
     #[inline(always)]
     fn dim(self) -> usize {
@@ -236,20 +236,20 @@ impl RowSource for &FrozenTable {
 
     #[inline(always)]
     fn seek(self, id: i64) -> usize {
-        let home = home(id, self.homes);
-        prefetch_one(&self.lines()[home], Cache::First);
-        home
+        let bucket = bucket(id, self.buckets);
+        prefetch_one(&self.lines()[bucket], Cache::First);
+        bucket
     }
 
     #[inline(always)]
-    fn number(self, lanes: impl Lanes, home: usize, id: i64) -> Result<usize> {
-        for (number, line) in self.lines().iter().enumerate().skip(home) {
+    fn number(self, lanes: impl Lanes, bucket: usize, id: i64) -> Result<usize> {
+        for (number, line) in self.lines().iter().enumerate().skip(bucket) {
             let first = self.layout.lines.start + number * size_of::<Line>();
             self.check(first..first + size_of::<Line>())?;
             match look(lanes, line, id, self.num_rows()) {
-                Some(Found::At(number)) => return Ok(number),
-                Some(Found::Nowhere) => return Ok(NO_ROW),
-                Some(Found::Behind) => {}
+                Some(LineMatch::At(number)) => return Ok(number),
+                Some(LineMatch::Nowhere) => return Ok(NO_ROW),
+                Some(LineMatch::Behind) => {}
                 None => return Err(self.damaged(number)),
             }
         }

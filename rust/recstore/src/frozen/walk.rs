@@ -1,7 +1,7 @@
 //! Kernels over the rows of ids, in runs: each pass over a run asks for the memory of the next pass.
 //!
 //! ```text
-//! 1. the home of each id, asks for its line
+//! 1. the bucket of each id, asks for its line
 //! 2. which id of the line it is, asks for its row
 //! 3. takes the rows
 //! ```
@@ -27,14 +27,14 @@ trait TakeRows<S> {
 /// Finds the rows of ids and lets `taker` take them.
 #[inline(always)]
 fn walk<S: RowSource>(source: S, lanes: impl Lanes, ids: &[i64], taker: &mut impl TakeRows<S>) -> Result<()> {
-    let (mut homes, mut numbers) = ([S::Home::default(); RUN], [NO_ROW; RUN]);
+    let (mut buckets, mut numbers) = ([S::Bucket::default(); RUN], [NO_ROW; RUN]);
     for (run, ids) in ids.chunks(RUN).enumerate() {
-        let (homes, numbers) = (&mut homes[..ids.len()], &mut numbers[..ids.len()]);
-        for (home, &id) in homes.iter_mut().zip(ids) {
-            *home = source.seek(id);
+        let (buckets, numbers) = (&mut buckets[..ids.len()], &mut numbers[..ids.len()]);
+        for (bucket, &id) in buckets.iter_mut().zip(ids) {
+            *bucket = source.seek(id);
         }
-        for ((number, &home), &id) in numbers.iter_mut().zip(&*homes).zip(ids) {
-            *number = source.number(lanes, home, id)?;
+        for ((number, &bucket), &id) in numbers.iter_mut().zip(&*buckets).zip(ids) {
+            *number = source.number(lanes, bucket, id)?;
             if *number != NO_ROW {
                 source.prefetch_row(*number);
             }

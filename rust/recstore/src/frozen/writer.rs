@@ -14,7 +14,7 @@ use crate::config::TableConfig;
 use crate::{Error, Result};
 
 /// The rows that are read and written at a time.
-const ROWS_AT_A_TIME: usize = 4096;
+const ROWS_PER_CHUNK: usize = 4096;
 
 /// The table that is to be frozen.
 #[derive(Debug, Clone, Copy)]
@@ -91,8 +91,8 @@ fn write_rows(
     path: &Path,
 ) -> Result<()> {
     let refused = |message: String| Error::Frozen { path: path.display().to_string(), message };
-    let mut rows = vec![0f32; ROWS_AT_A_TIME * spec.config.dim];
-    for ids in ids.chunks(ROWS_AT_A_TIME) {
+    let mut rows = vec![0f32; ROWS_PER_CHUNK * spec.config.dim];
+    for ids in ids.chunks(ROWS_PER_CHUNK) {
         let rows = &mut rows[..ids.len() * spec.config.dim];
         read(ids, rows)?;
         let bytes = spec.encoding.encode_all(ids, rows).map_err(|error| refused(error.to_string()))?;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const BITS_A_WORD: usize = u64::BITS as usize;
+const BITS_PER_WORD: usize = u64::BITS as usize;
 
 /// Bits, as many as were asked for; those behind are not set.
 #[derive(Debug, Default)]
@@ -13,7 +13,7 @@ pub(crate) struct Bits {
 impl Bits {
     /// Makes room for `len` bits; new ones are not set.
     pub(crate) fn grow(&mut self, len: usize) {
-        let words = len.div_ceil(BITS_A_WORD);
+        let words = len.div_ceil(BITS_PER_WORD);
         if words > self.words.len() {
             self.words.resize_with(words, AtomicU64::default);
         }
@@ -22,8 +22,8 @@ impl Bits {
     /// Sets a bit that there is room for.
     #[inline(always)]
     pub(crate) fn set(&self, bit: usize) {
-        let mask = 1 << (bit % BITS_A_WORD);
-        let word = &self.words[bit / BITS_A_WORD];
+        let mask = 1 << (bit % BITS_PER_WORD);
+        let word = &self.words[bit / BITS_PER_WORD];
         // Most bits are set already; not writing leaves the line with all threads that read it.
         if word.load(Ordering::Relaxed) & mask == 0 {
             word.fetch_or(mask, Ordering::Relaxed);
@@ -33,8 +33,8 @@ impl Bits {
     /// Clears a bit and returns whether it was set: to one caller only.
     #[inline(always)]
     pub(crate) fn take(&self, bit: usize) -> bool {
-        let mask = 1 << (bit % BITS_A_WORD);
-        let Some(word) = self.words.get(bit / BITS_A_WORD) else {
+        let mask = 1 << (bit % BITS_PER_WORD);
+        let Some(word) = self.words.get(bit / BITS_PER_WORD) else {
             return false;
         };
         word.load(Ordering::Relaxed) & mask != 0 && word.fetch_and(!mask, Ordering::Relaxed) & mask != 0
@@ -43,8 +43,8 @@ impl Bits {
     /// Whether a bit is set.
     #[inline(always)]
     pub(crate) fn is_set(&self, bit: usize) -> bool {
-        let word = self.words.get(bit / BITS_A_WORD);
-        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (bit % BITS_A_WORD) & 1 == 1)
+        let word = self.words.get(bit / BITS_PER_WORD);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (bit % BITS_PER_WORD) & 1 == 1)
     }
 
     /// Clears all bits.
@@ -54,7 +54,7 @@ impl Bits {
 
     /// Sets all bits of `others`, too.
     pub(crate) fn join(&mut self, others: &Self) {
-        self.grow(others.words.len() * BITS_A_WORD);
+        self.grow(others.words.len() * BITS_PER_WORD);
         for (word, other) in self.words.iter_mut().zip(&others.words) {
             *word.get_mut() |= other.load(Ordering::Relaxed);
         }
@@ -81,14 +81,14 @@ impl Bits {
 
     /// Returns the bits that are set, from `start` on.
     pub(crate) fn ones_from(&self, start: usize) -> impl Iterator<Item = usize> {
-        let first = start / BITS_A_WORD;
+        let first = start / BITS_PER_WORD;
         let words = self.words.iter().enumerate().skip(first);
         let bits = words.flat_map(|(place, word)| {
             let mut rest = word.load(Ordering::Relaxed);
             std::iter::from_fn(move || {
                 let bit = rest.trailing_zeros() as usize;
                 rest &= rest.checked_sub(1)?;
-                Some(place * BITS_A_WORD + bit)
+                Some(place * BITS_PER_WORD + bit)
             })
         });
         bits.skip_while(move |bit| *bit < start)

@@ -54,8 +54,8 @@ pub(crate) fn prefetch_at<T>(start: *const T, count: usize, cache: Cache) {
 
 /// Returns how many rows of `floats` are asked for together where that is to be about `lines` lines.
 pub(crate) fn rows_of_lines(lines: usize, floats: usize) -> usize {
-    const MOST: usize = 64;
-    (lines * LINE_BYTES / (floats * size_of::<f32>())).clamp(1, MOST)
+    const MAX: usize = 64;
+    (lines * LINE_BYTES / (floats * size_of::<f32>())).clamp(1, MAX)
 }
 
 /// Returns how many rows of `floats` before its use one is asked for into the second cache.

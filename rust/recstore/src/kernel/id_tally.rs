@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Read};
 const ID_BYTES: usize = size_of::<i64>();
 
 /// The most bytes that are read at a time: whole lines of ids.
-const BYTES_AT_A_TIME: usize = 1 << 20;
+const BYTES_PER_CHUNK: usize = 1 << 20;
 
 /// Ids that are looked for, and how often each was found.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl IdTally {
     /// # Errors
     /// As `from`.
     pub fn add_within(&mut self, from: &mut impl Read) -> io::Result<()> {
-        let (mut buffer, mut kept) = (vec![0; BYTES_AT_A_TIME], 0);
+        let (mut buffer, mut kept) = (vec![0; BYTES_PER_CHUNK], 0);
         loop {
             let filled = kept
                 + match from.read(&mut buffer[kept..]) {
@@ -80,9 +80,9 @@ pub(crate) fn read_parts(
     mut bytes: usize,
     mut take: impl FnMut(&[u8]),
 ) -> io::Result<()> {
-    let mut buffer = vec![0; bytes.min(BYTES_AT_A_TIME)];
+    let mut buffer = vec![0; bytes.min(BYTES_PER_CHUNK)];
     while bytes > 0 {
-        let part = &mut buffer[..bytes.min(BYTES_AT_A_TIME)];
+        let part = &mut buffer[..bytes.min(BYTES_PER_CHUNK)];
         from.read_exact(part)?;
         take(part);
         bytes -= part.len();

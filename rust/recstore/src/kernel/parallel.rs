@@ -19,7 +19,7 @@ pub trait Executor: Send + Sync {
 }
 
 /// The floats worth waking a thread for. Less runs on the calling thread.
-const FLOATS_A_THREAD: usize = 32_768;
+const FLOATS_PER_THREAD: usize = 32_768;
 
 /// Runs every body on the calling thread.
 #[derive(Debug, Clone, Copy, Default)]
@@ -75,7 +75,7 @@ fn rayon_pool() -> Option<&'static rayon::ThreadPool> {
 ///
 /// Threads of a loop wait for each other: were one more busy than there are cores, each loop would last until the
 /// scheduler had come round to its last thread, a score of milliseconds and more.
-pub(crate) struct Sparing {
+pub(crate) struct ReservedCores {
     inner: Box<dyn Executor>,
     others: AtomicUsize,
 }
@@ -89,7 +89,7 @@ impl Drop for Besides<'_> {
     }
 }
 
-impl Sparing {
+impl ReservedCores {
     pub(crate) fn new(inner: Box<dyn Executor>) -> Self {
         Self { inner, others: AtomicUsize::new(0) }
     }
@@ -108,7 +108,7 @@ impl Sparing {
     }
 }
 
-impl Executor for Sparing {
+impl Executor for ReservedCores {
     fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
         let others = self.others.load(Ordering::Relaxed);
         if others == 0 {
@@ -131,19 +131,19 @@ impl Executor for Sparing {
 
 /// Into how many parts a batch of `floats` is cut: one a thread, or one for what is small.
 pub(crate) fn parts_for(executor: &dyn Executor, floats: usize) -> usize {
-    if floats < FLOATS_A_THREAD { 1 } else { executor.num_threads().max(1) }
+    if floats < FLOATS_PER_THREAD { 1 } else { executor.num_threads().max(1) }
 }
 
 /// Returns how many of `count` items of `floats` floats each go into one piece of a loop: some pieces a thread, of which
 /// those that wake first take more, or all together where waking a thread is not worth it.
 pub(crate) fn piece_size(executor: &dyn Executor, count: usize, floats: usize) -> usize {
-    const PIECES_A_THREAD: usize = 4;
-    const FLOATS_A_PIECE: usize = FLOATS_A_THREAD / 2;
+    const PIECES_PER_THREAD: usize = 4;
+    const FLOATS_PER_PIECE: usize = FLOATS_PER_THREAD / 2;
     let threads = executor.num_threads();
-    if threads < 2 || count * floats < FLOATS_A_THREAD {
+    if threads < 2 || count * floats < FLOATS_PER_THREAD {
         return count.max(1);
     }
-    let pieces = (threads * PIECES_A_THREAD).min(count * floats / FLOATS_A_PIECE);
+    let pieces = (threads * PIECES_PER_THREAD).min(count * floats / FLOATS_PER_PIECE);
     count.div_ceil(pieces).max(1)
 }
 
@@ -230,7 +230,7 @@ mod tests {
             }
         }
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        let sparing = Sparing::new(Box::new(Wide(AtomicUsize::new(0))));
+        let sparing = ReservedCores::new(Box::new(Wide(AtomicUsize::new(0))));
         assert_eq!(sparing.num_threads(), 1_000_000);
         {
             let _one = sparing.besides();

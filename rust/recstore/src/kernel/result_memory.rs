@@ -12,9 +12,9 @@ const KEPT_BYTES: usize = 512 << 20;
 
 /// Sizes are rounded up to a multiple of this part of them, so that results of about the same size share memory. What is
 /// not used of it is not supplied.
-const SIZES_A_DOUBLING: usize = 8;
+const SIZES_PER_DOUBLING: usize = 8;
 
-static KEPT: Mutex<Kept> = Mutex::new(Kept(Vec::new()));
+static KEPT: Mutex<FreeList> = Mutex::new(FreeList(Vec::new()));
 
 /// Memory of a large result. It is not initialized in that it holds what the last result left.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Drop for ResultMemory {
 }
 
 /// Nobody waits here: another thread that is busy with what is kept may be gone, in a forked process for good.
-fn with_kept<R>(change: impl FnOnce(&mut Kept) -> R) -> Option<R> {
+fn with_kept<R>(change: impl FnOnce(&mut FreeList) -> R) -> Option<R> {
     match KEPT.try_lock() {
         Ok(mut kept) => Some(change(&mut kept)),
         Err(TryLockError::Poisoned(kept)) => Some(change(&mut kept.into_inner())),
@@ -57,13 +57,13 @@ fn with_kept<R>(change: impl FnOnce(&mut Kept) -> R) -> Option<R> {
 }
 
 fn rounded(bytes: usize) -> usize {
-    bytes.next_multiple_of((bytes.next_power_of_two() / 2 / SIZES_A_DOUBLING).max(size_of::<u64>()))
+    bytes.next_multiple_of((bytes.next_power_of_two() / 2 / SIZES_PER_DOUBLING).max(size_of::<u64>()))
 }
 
 /// What is not in use, the longest kept first.
-struct Kept(Vec<Pages<u64>>);
+struct FreeList(Vec<Pages<u64>>);
 
-impl Kept {
+impl FreeList {
     /// Takes the smallest memory of at least `bytes` that does not waste as much again.
     fn take(&mut self, bytes: usize) -> Option<Pages<u64>> {
         let fits = |pages: &Pages<u64>| (bytes..2 * bytes).contains(&size_of_val(&**pages));
@@ -95,13 +95,13 @@ mod tests {
         Pages::zeroed(bytes / size_of::<u64>(), 0)
     }
 
-    fn sizes(kept: &Kept) -> Vec<usize> {
+    fn sizes(kept: &FreeList) -> Vec<usize> {
         kept.0.iter().map(|pages| size_of_val(&**pages)).collect()
     }
 
     #[test]
     fn the_smallest_that_fits_is_taken() {
-        let mut kept = Kept(vec![of(LARGE_BYTES * 2), of(LARGE_BYTES), of(LARGE_BYTES * 3)]);
+        let mut kept = FreeList(vec![of(LARGE_BYTES * 2), of(LARGE_BYTES), of(LARGE_BYTES * 3)]);
         assert!(kept.take(LARGE_BYTES * 4).is_none(), "none is large enough");
         assert!(kept.take(LARGE_BYTES / 2).is_none(), "the least would be twice as large");
         let taken = kept.take(LARGE_BYTES + 8).expect("two fit");
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn the_longest_kept_goes_first() {
-        let mut kept = Kept(Vec::new());
+        let mut kept = FreeList(Vec::new());
         for part in [2, 4, 4, 2] {
             kept.put(of(KEPT_BYTES / part));
         }

@@ -53,7 +53,7 @@ pub(crate) struct CountedKeys<'a, K> {
 
 /// A key, and where it was, or the number it came with.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Place<R> {
+pub(crate) struct Keyed<R> {
     pub(crate) rank: R,
     pub(crate) position: u32,
 }
@@ -67,8 +67,8 @@ pub(crate) struct SortedIds {
 /// The keys of one range.
 #[derive(Debug, Default)]
 pub(crate) struct SortedPart<R> {
-    places: Vec<Place<R>>,
-    spare: Vec<Place<R>>,
+    places: Vec<Keyed<R>>,
+    spare: Vec<Keyed<R>>,
     /// Where the positions of each distinct key begin, and at the end where the last one's end.
     starts: Vec<u32>,
 }
@@ -120,12 +120,12 @@ pub(crate) type RankRange<R> = (R, Option<R>);
 
 /// Returns the range of each part, such that each has about as many keys.
 pub(crate) fn ranges<K: Key>(keys: &[CountedKeys<'_, K>], num_parts: usize) -> Vec<RankRange<K::Rank>> {
-    const SAMPLES_A_PART: usize = 64;
+    const SAMPLES_PER_PART: usize = 64;
     if num_parts < 2 {
         return vec![(K::Rank::default(), None)];
     }
     let count: usize = keys.iter().map(|part| part.keys.len()).sum();
-    let step = (count / (num_parts * SAMPLES_A_PART)).max(1);
+    let step = (count / (num_parts * SAMPLES_PER_PART)).max(1);
     let mut samples: Vec<_> =
         keys.iter().flat_map(|part| part.keys).step_by(step).map(|key| key.rank()).collect();
     samples.sort_unstable();
@@ -158,7 +158,7 @@ impl<R: Copy + Default + Ord + Into<u64>> SortedPart<R> {
             let mut numbers = numbers.chunks(BLOCK);
             for block in keys.chunks(BLOCK) {
                 if self.places.len() < count + BLOCK {
-                    self.places.resize(count + BLOCK, Place::default());
+                    self.places.resize(count + BLOCK, Keyed::default());
                 }
                 let places = &mut self.places[count..count + BLOCK];
                 let positions = position..position + block.len() as u32;
@@ -173,7 +173,7 @@ impl<R: Copy + Default + Ord + Into<u64>> SortedPart<R> {
             }
         }
         self.places.truncate(count);
-        self.spare.resize(count, Place::default());
+        self.spare.resize(count, Keyed::default());
     }
 
     fn find_starts(&mut self) {
@@ -215,7 +215,7 @@ impl<R: Copy> SortedPart<R> {
     }
 
     /// Returns the places of some distinct keys, one key after the other, each in input order.
-    pub(crate) fn places(&self, numbers: Range<usize>) -> &[Place<R>] {
+    pub(crate) fn places(&self, numbers: Range<usize>) -> &[Keyed<R>] {
         &self.places[self.starts[numbers.start] as usize..self.starts[numbers.end] as usize]
     }
 
@@ -246,13 +246,13 @@ impl SortedPart<u64> {
 #[inline(always)]
 fn keep<R: Copy>(
     keys: impl Iterator<Item = (R, u32)>,
-    places: &mut [Place<R>],
+    places: &mut [Keyed<R>],
     counts: impl Fn(R) -> bool,
 ) -> usize {
     let mut count = 0;
     for (rank, position) in keys {
         // Written always, kept if it counts: which it is cannot be predicted.
-        places[count] = Place { rank, position };
+        places[count] = Keyed { rank, position };
         count += usize::from(counts(rank));
     }
     count
@@ -268,7 +268,7 @@ const DIGITS: usize = 1 << DIGIT_BITS;
 /// those by the rest. `spare` is of the same length; what it holds is lost.
 ///
 /// Source: Knuth, The Art of Computer Programming, volume 3, section 5.2.5, algorithm R.
-fn sort<R: Copy + Ord + Into<u64>>(places: &mut [Place<R>], spare: &mut [Place<R>]) {
+fn sort<R: Copy + Ord + Into<u64>>(places: &mut [Keyed<R>], spare: &mut [Keyed<R>]) {
     const FEW: usize = 256;
     if places.is_sorted_by_key(|place| place.rank) {
         return;
@@ -290,22 +290,22 @@ fn sort<R: Copy + Ord + Into<u64>>(places: &mut [Place<R>], spare: &mut [Place<R
 
 /// Returns the first ranks from `from` on that are equal above bit `shift` and not in order.
 fn unsorted_run<R: Copy + Ord + Into<u64>>(
-    places: &[Place<R>],
+    places: &[Keyed<R>],
     from: usize,
     shift: u32,
 ) -> Option<Range<usize>> {
-    let falls = |pair: &[Place<R>]| pair[0].rank > pair[1].rank;
+    let falls = |pair: &[Keyed<R>]| pair[0].rank > pair[1].rank;
     let within = from - 1 + places[from - 1..].windows(2).position(falls)?;
-    let top = |place: &Place<R>| place.rank.into() >> shift;
-    let is_other = |place: &Place<R>| top(place) != top(&places[within]);
+    let top = |place: &Keyed<R>| place.rank.into() >> shift;
+    let is_other = |place: &Keyed<R>| top(place) != top(&places[within]);
     let start = places[..within].iter().rposition(is_other).map_or(0, |before| before + 1);
     let end = places[within..].iter().position(is_other).map_or(places.len(), |len| within + len);
     Some(start..end)
 }
 
 /// Sorts by the digit at bit `shift`, from `places` to `sorted`.
-fn sort_by_digit<R: Copy + Into<u64>>(places: &[Place<R>], sorted: &mut [Place<R>], shift: u32) {
-    let digit = |place: &Place<R>| (place.rank.into() >> shift) as usize % DIGITS;
+fn sort_by_digit<R: Copy + Into<u64>>(places: &[Keyed<R>], sorted: &mut [Keyed<R>], shift: u32) {
+    let digit = |place: &Keyed<R>| (place.rank.into() >> shift) as usize % DIGITS;
     let mut starts = [0u32; DIGITS];
     places.iter().for_each(|place| starts[digit(place)] += 1);
     let mut sum = 0;

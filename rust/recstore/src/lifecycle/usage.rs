@@ -2,8 +2,8 @@
 
 /// The bits of a count; those above are the step's.
 const COUNT_BITS: u32 = 24;
-const MOST_COUNT: u64 = (1 << COUNT_BITS) - 1;
-const MOST_STEP: u64 = u64::MAX >> COUNT_BITS;
+const MAX_COUNT: u64 = (1 << COUNT_BITS) - 1;
+const MAX_STEP: u64 = u64::MAX >> COUNT_BITS;
 
 /// The step of a row's last update and the number of steps that updated it, in one word: up to 2^40 and 2^24, where
 /// both stay.
@@ -12,7 +12,7 @@ pub(crate) struct Usage(pub(crate) u64);
 
 impl Usage {
     pub(crate) fn new(step: u64, count: u64) -> Self {
-        Self(step.min(MOST_STEP) << COUNT_BITS | count.min(MOST_COUNT))
+        Self(step.min(MAX_STEP) << COUNT_BITS | count.min(MAX_COUNT))
     }
 
     pub(crate) fn step(self) -> u64 {
@@ -20,7 +20,7 @@ impl Usage {
     }
 
     pub(crate) fn count(self) -> u64 {
-        self.0 & MOST_COUNT
+        self.0 & MAX_COUNT
     }
 
     /// Returns the usage after an update at `step`.

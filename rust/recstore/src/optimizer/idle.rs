@@ -1,7 +1,7 @@
 //! What steps do to the rows that they leave alone, which is caught up with when those are next read or stepped.
 
 use super::OptimizerConfig;
-use super::idle_decay::{self, Kept};
+use super::idle_decay::{self, DecayFactor};
 use super::registry::IdleRule;
 use super::slot::Slot;
 use super::velocity::{self, Coasting};
@@ -9,7 +9,7 @@ use super::velocity::{self, Coasting};
 /// What the steps of a table up to one of them do to rows that they leave alone.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Idle {
-    Decay(Kept),
+    Decay(DecayFactor),
     Coasting(Coasting),
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn slot(config: &OptimizerConfig) -> Option<Slot> {
 
 impl Idle {
     /// Returns what the steps of a table up to `step` do, of which `kept` is what they left of weights.
-    pub(crate) fn up_to(config: &OptimizerConfig, kept: Kept, step: u64) -> Option<Self> {
+    pub(crate) fn up_to(config: &OptimizerConfig, kept: DecayFactor, step: u64) -> Option<Self> {
         config.idle_rule().map(|rule| match rule {
             IdleRule::Momentum { momentum, is_nesterov } => {
                 Self::Coasting(Coasting::new(momentum, is_nesterov, step))

@@ -11,7 +11,7 @@ use super::slot::Slot;
 /// if the learning rate changed meanwhile. The product becomes smaller than any float: it is a fraction times a power of
 /// two.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Kept {
+pub(crate) struct DecayFactor {
     /// Above a half; at most one.
     fraction: f64,
     /// Zero or less.
@@ -28,13 +28,13 @@ pub(super) fn slot() -> Slot {
     Slot::exact(SLOT, WIDTH)
 }
 
-impl Default for Kept {
+impl Default for DecayFactor {
     fn default() -> Self {
         Self { fraction: 1.0, exponent: 0 }
     }
 }
 
-impl Kept {
+impl DecayFactor {
     /// Returns the product after `steps` more steps of this learning rate.
     pub(crate) fn after_steps(self, lr: f64, weight_decay: f64, steps: u64) -> Self {
         self.after(1.0 - lr * weight_decay, steps)
@@ -43,8 +43,8 @@ impl Kept {
     /// Returns the product after so many more steps, each of which leaves `share` of a weight.
     fn after(self, share: f64, mut steps: u64) -> Self {
         /// Of a learning rate so high that nothing is left.
-        const LEAST: f64 = 1e-100;
-        let mut square = Self::default().times(Self { fraction: share.clamp(LEAST, 1.0), exponent: 0 });
+        const MIN: f64 = 1e-100;
+        let mut square = Self::default().times(Self { fraction: share.clamp(MIN, 1.0), exponent: 0 });
         let mut kept = self;
         while steps > 0 {
             if steps & 1 == 1 {
@@ -119,13 +119,13 @@ fn power_of_two(exponent: i64) -> f64 {
 mod tests {
     use super::*;
 
-    fn value(kept: Kept) -> f64 {
+    fn value(kept: DecayFactor) -> f64 {
         kept.fraction * 2f64.powi(kept.exponent as i32)
     }
 
     #[test]
     fn the_product_is_that_of_all_steps() {
-        let (mut kept, mut expected) = (Kept::default(), 1f64);
+        let (mut kept, mut expected) = (DecayFactor::default(), 1f64);
         for step in 0..2_000u32 {
             let share = 1.0 - f64::from(step % 7) * 0.01;
             kept = kept.after(share, 1);
@@ -138,17 +138,17 @@ mod tests {
 
     #[test]
     fn many_steps_at_once_are_as_many_one_by_one() {
-        let one_by_one = (0..1_000).fold(Kept::default(), |kept, _| kept.after(0.93, 1));
-        let at_once = Kept::default().after(0.93, 1_000);
+        let one_by_one = (0..1_000).fold(DecayFactor::default(), |kept, _| kept.after(0.93, 1));
+        let at_once = DecayFactor::default().after(0.93, 1_000);
         assert!((value(at_once) / value(one_by_one) - 1.0).abs() < 1e-12);
-        assert_eq!(Kept::default().after(1.0, u64::MAX), Kept::default());
-        assert!(Kept::default().after(0.5, u64::MAX).is_possible());
-        assert!(Kept::default().after(-3.0, 5).is_possible());
+        assert_eq!(DecayFactor::default().after(1.0, u64::MAX), DecayFactor::default());
+        assert!(DecayFactor::default().after(0.5, u64::MAX).is_possible());
+        assert!(DecayFactor::default().after(-3.0, 5).is_possible());
     }
 
     #[test]
     fn a_row_keeps_what_the_steps_since_its_own_left() {
-        let mut kept = Kept::default().after(0.999, 123_456);
+        let mut kept = DecayFactor::default().after(0.999, 123_456);
         let row = kept.as_slot();
         assert_eq!(kept.since(&row), 1.0);
         kept = kept.after(0.99, 1).after(0.9, 2);
@@ -159,9 +159,9 @@ mod tests {
     #[test]
     fn what_no_steps_bring_about_is_told() {
         for pair in [[0.4, 0.0], [1.5, 0.0], [0.75, 1.0], [0.75, -0.5], [f64::NAN, 0.0]] {
-            assert_eq!(Kept::of_pair(pair), None, "{pair:?}");
+            assert_eq!(DecayFactor::of_pair(pair), None, "{pair:?}");
         }
-        let kept = Kept::default().after(0.3, 9);
-        assert_eq!(Kept::of_pair(kept.as_pair()), Some(kept));
+        let kept = DecayFactor::default().after(0.3, 9);
+        assert_eq!(DecayFactor::of_pair(kept.as_pair()), Some(kept));
     }
 }

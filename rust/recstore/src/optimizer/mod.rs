@@ -35,7 +35,7 @@ pub use adagrad::Convention;
 pub use adam::BiasCorrection;
 pub(crate) use average::{Average, slots as average_slots};
 pub(crate) use idle::{Idle, slot as idle_slot};
-pub(crate) use idle_decay::Kept;
+pub(crate) use idle_decay::DecayFactor;
 use options::Options;
 pub(crate) use own::OwnRule;
 pub(crate) use prepared_rule::{IdleSteps, PreparedRule};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::average::Average;
 use super::idle::Idle;
-use super::idle_decay::Kept;
+use super::idle_decay::DecayFactor;
 use super::row_rule::{RowRule, WithRule};
 use super::slot::{Slot, SlotType, Slots};
 use super::{AnyRule, OptimizerConfig};
@@ -31,7 +31,7 @@ pub(crate) struct IdleSteps {
     /// With it.
     pub(crate) after: Idle,
     /// What all of them leave of weights.
-    pub(crate) kept_after: Kept,
+    pub(crate) kept_after: DecayFactor,
 }
 
 impl PreparedRule {

@@ -8,7 +8,7 @@ use crate::kernel::parallel::{Executor, parts_for};
 use crate::kernel::sorting::{CountedKeys, SortedIds};
 
 /// Beyond this many steps a search is given up.
-const MOST_STEPS: usize = 32;
+const MAX_STEPS: usize = 32;
 
 /// Returns whether `ids` are known to be distinct. Ids that were chosen to collide, and once in a long time others, may be
 /// distinct without being known so.
@@ -22,7 +22,7 @@ pub fn are_distinct(ids: &[i64]) -> bool {
     let is_new = |&id: &i64| {
         let hash = mix(id);
         let half = (hash >> 32) as u32 | 1;
-        for step in 0..MOST_STEPS {
+        for step in 0..MAX_STEPS {
             let slot = &mut slots[(hash as usize + step) & (size - 1)];
             match *slot {
                 0 => {
@@ -48,7 +48,7 @@ pub fn arrivals(ids: &[i64]) -> Option<(Vec<i64>, Vec<i64>)> {
     let (mut distinct, mut places) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
     for &id in ids {
         let hash = mix(id) as usize;
-        let place = (0..MOST_STEPS).find_map(|step| {
+        let place = (0..MAX_STEPS).find_map(|step| {
             let slot = &mut slots[hash.wrapping_add(step) & (size - 1)];
             if *slot == 0 {
                 distinct.push(id);
@@ -149,11 +149,11 @@ mod tests {
 
     #[test]
     fn ids_that_collide_are_left_to_the_sort() {
-        let size = 4 * MOST_STEPS;
+        let size = 4 * MAX_STEPS;
         let colliding: Vec<i64> =
             (0..).filter(|&id| (mix(id) as usize).is_multiple_of(size)).take(size / 2).collect();
         assert_eq!(arrivals(&colliding), None);
-        assert!(arrivals(&colliding[..MOST_STEPS]).is_some());
+        assert!(arrivals(&colliding[..MAX_STEPS]).is_some());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::rows::distinct::are_distinct;
 use crate::{Error, Result};
 
 /// The rows of gradients worth waking a thread for.
-const ROWS_A_THREAD: usize = 4_096;
+const ROWS_PER_THREAD: usize = 4_096;
 
 /// Gradients of ids, duplicates allowed: for each id a row of a matrix, taken as it is or times a weight.
 ///
@@ -39,12 +39,12 @@ pub struct GradientPart<'a> {
     /// What a lookup of these ids gave out as their places, or nothing: then the rows are searched for.
     pub places: &'a [u32],
     /// What was merged to these, if they are sums.
-    pub merged_from: Option<MergedFrom<'a>>,
+    pub merged_from: Option<Coalesced<'a>>,
 }
 
 /// What the rows of a part are the sums of.
 #[derive(Debug, Clone, Copy)]
-pub struct MergedFrom<'a> {
+pub struct Coalesced<'a> {
     /// The first position of each id of the part among those merged; beyond `u32::MAX` it is not told.
     pub firsts: &'a [u32],
     /// How many positions were merged.
@@ -300,10 +300,12 @@ impl<'a> Gradients<'a> {
         let pieces = sorted.parts.iter().flat_map(|part| {
             let (own, behind) = std::mem::take(&mut sums).split_at_mut(part.len() * self.dim);
             sums = behind;
-            own.chunks_mut(ROWS_A_THREAD * self.dim).enumerate().map(move |(piece, sums)| (part, piece, sums))
+            own.chunks_mut(ROWS_PER_THREAD * self.dim)
+                .enumerate()
+                .map(move |(piece, sums)| (part, piece, sums))
         });
         for_each_mut(executor, pieces, |(part, piece, sums)| {
-            simd.run(SumGradients { gradients: self, part, first: piece * ROWS_A_THREAD, sums });
+            simd.run(SumGradients { gradients: self, part, first: piece * ROWS_PER_THREAD, sums });
         });
     }
 

@@ -94,12 +94,12 @@ fn half_of(value: f32, found: u32) -> u16 {
 /// Returns e4m3 as a float32, exactly. There is none for a NaN.
 #[inline(always)]
 pub(super) fn widen_e4m3(code: u8) -> f32 {
-    const LEAST_NORMAL: f32 = least_normal(E4M3.1);
+    const MIN_NORMAL: f32 = least_normal(E4M3.1);
     const FIRST_NORMAL: u32 = 1 << 23;
     let magnitude = u32::from(code & 0x7F) << 20;
     let normal = f32::from_bits(magnitude + ((127 - E4M3.1) << 23));
     // With the exponent of the least normal one, which is taken away again: no number below normal need be multiplied.
-    let small = f32::from_bits(magnitude + ((128 - E4M3.1) << 23)) - LEAST_NORMAL;
+    let small = f32::from_bits(magnitude + ((128 - E4M3.1) << 23)) - MIN_NORMAL;
     let value = if magnitude < FIRST_NORMAL { small } else { normal };
     f32::from_bits(value.to_bits() | u32::from(code & 0x80) << 24)
 }

@@ -241,8 +241,8 @@ impl<K> CollectedGradients<K> {
     /// Returns those of one backward pass.
     pub(super) fn new(table: K, name: String, dim: usize, parts: Vec<Box<dyn KeptGradients>>) -> Self {
         // About what a part takes beside its values: of many small ones that is most.
-        const BYTES_A_PART: usize = 1024;
-        let bytes = parts.iter().map(|part| part.part().bytes(dim) + BYTES_A_PART).sum();
+        const BYTES_PER_PART: usize = 1024;
+        let bytes = parts.iter().map(|part| part.part().bytes(dim) + BYTES_PER_PART).sum();
         Self { table, name, dim, parts, passes: 1, bytes, will_be_refused: false }
     }
 

@@ -13,7 +13,7 @@ use super::tables::Tables;
 use crate::calls::{ChangedRows, OptimizerState, StoreMemory, TableId, TableRead, TableUpdate};
 use crate::checkpoint::{self, LoadOptions, LoadReport, LoadingStore, SaveOptions, SaveReport, Saves, Shard};
 use crate::config::TableConfig;
-use crate::kernel::parallel::{Executor, Sparing};
+use crate::kernel::parallel::{Executor, ReservedCores};
 use crate::kernel::simd::{Simd, SimdLevel};
 use crate::optimizer::{UpdateRule, UpdateRules};
 use crate::rows::pooling::BagInput;
@@ -22,7 +22,7 @@ use crate::{Error, Result, fork};
 
 /// The store that keeps its tables in the memory of this process.
 pub struct LocalStore {
-    executor: Arc<Sparing>,
+    executor: Arc<ReservedCores>,
     simd: Simd,
     tables: RwLock<Tables>,
     budget: Arc<MemoryBudget>,
@@ -50,7 +50,7 @@ impl LocalStore {
     /// Returns an empty store whose loops run on `executor`, with the widest instructions of this machine.
     pub fn new(executor: Box<dyn Executor>) -> Self {
         Self {
-            executor: Arc::new(Sparing::new(executor)),
+            executor: Arc::new(ReservedCores::new(executor)),
             simd: Simd::detect(),
             tables: RwLock::default(),
             budget: Arc::default(),

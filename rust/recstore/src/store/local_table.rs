@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use super::embedding_table::EmbeddingTable;
 use crate::calls::{TableDescription, TableId, TableStatistics};
-use crate::kernel::parallel::Sparing;
+use crate::kernel::parallel::ReservedCores;
 use crate::kernel::simd::Simd;
 use crate::table::{Engine, Table};
 use crate::{Error, Result, fork};
@@ -15,12 +15,12 @@ pub(super) struct LocalTable {
     name: String,
     dim: usize,
     table: Weak<Table>,
-    executor: Arc<Sparing>,
+    executor: Arc<ReservedCores>,
     simd: Simd,
 }
 
 impl LocalTable {
-    pub(super) fn new(id: TableId, table: &Arc<Table>, executor: Arc<Sparing>, simd: Simd) -> Self {
+    pub(super) fn new(id: TableId, table: &Arc<Table>, executor: Arc<ReservedCores>, simd: Simd) -> Self {
         let (name, dim) = (table.name().to_owned(), table.config().dim);
         Self { id, name, dim, table: Arc::downgrade(table), executor, simd }
     }

@@ -8,11 +8,11 @@ use super::embedding_table::EmbeddingTable;
 use crate::config::{NanPolicy, TableConfig};
 use crate::kernel::parallel::Executor;
 use crate::kernel::simd::Simd;
+use crate::rows::gradient::{Coalesced, NotFinite};
 use crate::rows::gradient::{GradientPart, Gradients, MergedGradients};
-use crate::rows::gradient::{MergedFrom, NotFinite};
 
 /// Fewer bytes are not worth a merge.
-const LEAST_BYTES: usize = 1 << 20;
+const MIN_BYTES: usize = 1 << 20;
 
 /// Sums of the gradients of several backward passes.
 struct Sums {
@@ -26,7 +26,7 @@ struct Sums {
 impl KeptGradients for Sums {
     fn part(&self) -> GradientPart<'_> {
         let Self { firsts, count, not_finite, .. } = self;
-        let merged_from = Some(MergedFrom { firsts, count: *count, not_finite: *not_finite });
+        let merged_from = Some(Coalesced { firsts, count: *count, not_finite: *not_finite });
         GradientPart { merged_from, ..GradientPart::new(&self.merged.ids, &self.merged.sums, self.dim) }
     }
 
@@ -59,7 +59,7 @@ impl<K: Clone + PartialEq> GradientCollector<K> {
         let bytes: Vec<_> = lookups.iter().map(|(collector, key, _)| collector.bytes_of(key)).collect();
         let merged = bytes.iter().map(|bytes| bytes.merged).sum::<usize>();
         let since = bytes.iter().map(|bytes| bytes.since).sum::<usize>();
-        if since <= LEAST_BYTES.max(merged / 2) {
+        if since <= MIN_BYTES.max(merged / 2) {
             return;
         }
         for (collector, key, table) in lookups {
@@ -341,7 +341,7 @@ mod tests {
         for number in 0..300 {
             collect(&collector, &*table, part(number));
             let merged = span.min(pass + number * 997) as usize * (a_row + size_of::<u32>());
-            let most = merged + merged / 2 + LEAST_BYTES + pass as usize * a_row + (1 << 12);
+            let most = merged + merged / 2 + MIN_BYTES + pass as usize * a_row + (1 << 12);
             assert!(collector.bytes() <= most, "pass {number}: {} bytes, at most {most}", collector.bytes());
         }
         assert!(collector.bytes() >= span as usize * a_row);

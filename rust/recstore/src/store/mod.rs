@@ -7,7 +7,7 @@ pub(crate) mod handle;
 pub(crate) mod local_store;
 mod local_table;
 mod merging;
-pub(crate) mod overdue;
 pub(crate) mod prefetch;
 mod save_lock;
 mod tables;
+pub(crate) mod unapplied_gradients;

@@ -11,7 +11,7 @@ use crate::kernel::simd::{Kernel, Lanes};
 use crate::rows::gradient::{GradientPart, Gradients};
 
 /// The floats that are worth waking a thread for.
-const FLOATS_A_PIECE: usize = 1 << 16;
+const FLOATS_PER_PIECE: usize = 1 << 16;
 
 /// Returns for each of `gradients` a bound of the magnitude of every sum of theirs, infinite where one of them may not be
 /// finite; 0 where there are none.
@@ -71,7 +71,7 @@ impl<'a> Regions<'a> {
 
     fn search(&self, engine: Engine<'_>) {
         let pieces = self.regions.values().flat_map(|region| {
-            let rows = (FLOATS_A_PIECE / region.stride).max(1);
+            let rows = (FLOATS_PER_PIECE / region.stride).max(1);
             region.rows.chunks(rows * region.stride).map(move |rows| (region, rows))
         });
         for_each_mut(engine.executor, pieces, |(region, rows)| {
@@ -190,9 +190,9 @@ mod tests {
 
     #[test]
     fn every_level_and_every_piece_counts() {
-        let ids = vec![0; 3 * FLOATS_A_PIECE];
+        let ids = vec![0; 3 * FLOATS_PER_PIECE];
         let mut values = vec![0.5; ids.len()];
-        for place in [0, FLOATS_A_PIECE - 1, FLOATS_A_PIECE, values.len() - 1] {
+        for place in [0, FLOATS_PER_PIECE - 1, FLOATS_PER_PIECE, values.len() - 1] {
             values[place] = -3.0;
             let gradients = Gradients::new(1, &[GradientChunk::new(&ids, &values, 1)]);
             for level in crate::SimdLevel::available() {

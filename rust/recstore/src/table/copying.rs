@@ -16,7 +16,7 @@ use crate::optimizer::UpdateRules;
 use crate::{Error, Result};
 
 /// The words of records that are copied at once.
-const WORDS_AT_A_TIME: usize = 1 << 17;
+const WORDS_PER_CHUNK: usize = 1 << 17;
 
 impl Table {
     /// Returns a table of another name with all that this one has: rows and slots, usages, what was counted of ids without
@@ -58,7 +58,7 @@ impl Table {
     /// Gives this table, which has none, the rows of another of the same configuration.
     fn take_rows(&mut self, others: &Rows, engine: Engine<'_>) -> Result<()> {
         self.reserve(others.ids.len());
-        let limit = (WORDS_AT_A_TIME / self.record_words().1).max(1);
+        let limit = (WORDS_PER_CHUNK / self.record_words().1).max(1);
         let (mut copied, mut scratch, mut seen) = (CopiedRows::default(), Vec::new(), Bits::default());
         let mut left = others.row_ids.used().ones_from(0).map(|index| RowIndex(index as u32)).peekable();
         while left.peek().is_some() {

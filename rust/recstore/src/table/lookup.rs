@@ -3,7 +3,7 @@
 //! A row at random costs two trips to memory, one for the line of the id map and one for the row, and each may cost a
 //! walk through page tables besides. So a run of ids is first found, then its rows are used, each pass with the next
 //! trips under way (see [`crate::kernel::cache`]). Every stage is a short loop, so that much of what a processor looks
-//! ahead at are loads. The few ids that lie in lines behind their homes are found when all lines of a run were searched.
+//! ahead at are loads. The few ids that lie in lines behind their buckets are found when all lines of a run were searched.
 //!
 //! Where the rows lie is known for the whole run before any is used: whatever is loaded between the stores of rows waits
 //! for them. Rows are used in groups, so that initial values are drawn for several ids at a time. Those used later are

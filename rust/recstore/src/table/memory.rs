@@ -1,12 +1,12 @@
 //! What a table takes of memory, and whether more rows fit.
 
+use super::access_stats::Usages;
 use super::admission::Admission;
 use super::growth::Growth;
 use super::ids::id_allocator::IdAllocator;
 use super::ids::row_ids::RowIds;
 use super::rows::Rows;
 use super::table::Table;
-use super::usages::Usages;
 use crate::calls::MemoryUse;
 use crate::{Error, Result};
 

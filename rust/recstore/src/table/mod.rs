@@ -5,6 +5,7 @@
 //! rows on disk than memory holds can: then no call uses the rows any more.) Reads share the lock; a write or an update
 //! holds it alone, so each is atomic.
 
+mod access_stats;
 mod admission;
 mod bags;
 mod bounds;
@@ -13,20 +14,19 @@ mod changes;
 mod checks;
 mod copying;
 mod cost;
-mod displacing;
 mod engine;
 mod erasing;
+mod evict_for_space;
 mod growth;
 mod ids;
 mod initial_values;
-mod leaving;
 mod locks;
 mod lookup;
 mod memory;
+mod pending_evictions;
 pub(crate) mod publishing;
 mod reading;
 mod replacing;
-mod rowless;
 mod rows;
 mod saving;
 mod shared_rows;
@@ -36,9 +36,9 @@ mod sweep;
 mod sweeping;
 mod table;
 mod table_rule;
+mod table_validator;
 mod tiered_rows;
 mod update;
-mod usages;
 mod writing;
 
 pub(crate) use admission::AdmissionCounts;
@@ -48,14 +48,14 @@ pub(crate) use changes::{CopiedRows, SaveId};
 pub(crate) use engine::Engine;
 #[cfg(feature = "internals")]
 pub(crate) use ids::finding::FindRows;
-pub(crate) use ids::id_map::{BEHIND, Home, IdMap};
+pub(crate) use ids::id_map::{BEHIND, Bucket, IdMap};
 pub use ids::places::TAG_WORDS;
 pub(crate) use ids::row_index::{NO_INDEX, RowIndex};
 pub(crate) use initial_values::initializer::Initializer;
 pub(crate) use reading::read_each;
 pub(crate) use replacing::replace_rows;
-pub use rowless::{PlacedRows, RowlessTable};
 pub(crate) use saving::{CutTables, TableCut, TableProgress, cut};
 pub(crate) use state::put_states;
 pub(crate) use table::Table;
+pub use table_validator::{PlacedRows, TableValidator};
 pub(crate) use update::{StepRequest, apply, check};

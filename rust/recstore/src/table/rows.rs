@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::access_stats::Usages;
 use super::admission::Admission;
 use super::budget::Account;
 use super::changes::{Changes, RowKey};
@@ -16,7 +17,6 @@ use super::shared_rows::SharedRows;
 use super::storage::slot_group::SlotGroup;
 use super::storage::tier::Tier;
 use super::sweep::Sweep;
-use super::usages::Usages;
 use crate::kernel::drawn::drawn_number;
 use crate::kernel::parallel::Serial;
 use crate::lifecycle::Usage;

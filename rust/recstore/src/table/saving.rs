@@ -233,7 +233,7 @@ impl Table {
         let rows = self.own_rows();
         for (position, (id, record)) in ids.iter().zip(records.chunks_exact(stride)).enumerate() {
             if let Some(ahead) = ids.get(position + IDS_AHEAD) {
-                rows.ids.prefetch(rows.ids.home(*ahead), Cache::First);
+                rows.ids.prefetch(rows.ids.bucket(*ahead), Cache::First);
             }
             let (index, is_new) = rows.find_or_allocate(*id);
             seen.grow(rows.allocator.high_water());

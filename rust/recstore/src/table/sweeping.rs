@@ -13,7 +13,7 @@ use crate::rows::any_row_type::with_row_type;
 use crate::rows::row_type::RowType;
 
 /// The rows that a sweep goes through under one lock.
-const ROWS_AT_A_TIME: usize = 8_192;
+const ROWS_PER_CHUNK: usize = 8_192;
 
 impl Sweep {
     /// Goes through up to `limit` more rows and returns whether that were all.
@@ -64,7 +64,7 @@ impl Sweep {
         loop {
             let _gate = fork::enter();
             let rows = table.shared();
-            if self.advance(table, &rows, ROWS_AT_A_TIME) {
+            if self.advance(table, &rows, ROWS_PER_CHUNK) {
                 return self.finish(table, &rows);
             }
         }
@@ -80,7 +80,7 @@ pub(super) fn run_aside(table: &Arc<Table>, sweep: &Arc<Sweep>) {
             let _gate = fork::enter();
             let rows = table.shared();
             let is_current = rows.sweep.as_ref().is_some_and(|current| Arc::ptr_eq(current, &sweep));
-            if !is_current || sweep.advance(&table, &rows, ROWS_AT_A_TIME) {
+            if !is_current || sweep.advance(&table, &rows, ROWS_PER_CHUNK) {
                 return;
             }
         }

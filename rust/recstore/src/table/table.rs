@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::access_stats::Usages;
 use super::admission::Admission;
 use super::budget::{Account, MemoryBudget};
 use super::changes::Changes;
@@ -16,7 +17,6 @@ use super::shared_rows::SharedRows;
 use super::storage::slot_group::SlotGroup;
 use super::storage::tier::Tier;
 use super::table_rule::TableRule;
-use super::usages::Usages;
 use crate::calls::{TableDescription, TableStatistics};
 use crate::config::{AdmissionConfig, TableConfig};
 use crate::kernel::hash::mix;

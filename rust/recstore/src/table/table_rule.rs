@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::config::{MOST_FLOATS_A_BLOCK, OptimizerConfig, TableConfig};
+use crate::config::{MAX_FLOATS_PER_BLOCK, OptimizerConfig, TableConfig};
 use crate::optimizer::{
     AnyRule, Average, Idle, IdleSteps, Kept, NamedRule, OwnRule, PreparedRule, Slot, Slots, UpdateRule,
     UpdateRules, average_slots, idle_slot, text_of,
@@ -131,7 +131,7 @@ fn checked_slots(table: &str, config: &TableConfig, rule: &dyn UpdateRule) -> Re
         }
     }
     let widths = slots.iter().fold(config.dim, |sum, (_, width)| sum.saturating_add(*width));
-    if widths.saturating_mul(config.block_size) > MOST_FLOATS_A_BLOCK {
+    if widths.saturating_mul(config.block_size) > MAX_FLOATS_PER_BLOCK {
         return refused(format!(
             "has {widths} elements a row with its slots: a block of {} rows exceeds 1 GiB; lower block_size",
             config.block_size

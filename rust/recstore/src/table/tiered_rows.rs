@@ -4,7 +4,7 @@ use super::growth::Growth;
 use super::ids::row_index::RowIndex;
 use super::rows::Rows;
 use crate::Result;
-use crate::disk::Residence;
+use crate::disk::BufferPool;
 use crate::kernel::parallel::Executor;
 
 impl Rows {
@@ -53,7 +53,7 @@ impl Rows {
     /// Returns how many slabs of frames there may be when there are `new` more rows.
     fn most_slabs(&self, new: Growth) -> usize {
         let records = self.storage.slab_records();
-        let slab = self.storage.bytes_for(records) + Residence::bytes_for(0, records);
+        let slab = self.storage.bytes_for(records) + BufferPool::bytes_for(0, records);
         let index = self.index_bytes_after(new) - self.frame_bytes();
         usize::try_from(self.limit).unwrap_or(usize::MAX).saturating_sub(index) / slab
     }
@@ -90,7 +90,7 @@ impl Rows {
             let slabs = self.storage.num_slabs() + 1;
             let bytes = self.index_bytes_after(new)
                 + self.storage.bytes_for(slabs * records)
-                + Residence::bytes_for(0, records);
+                + BufferPool::bytes_for(0, records);
             if !self.account.raise(bytes as u64) && slabs > 1 {
                 return;
             }
@@ -103,7 +103,7 @@ impl Rows {
 
     /// Returns the bytes of what is noted of frames.
     fn frame_bytes(&self) -> usize {
-        self.tier.as_ref().map_or(0, |tier| Residence::bytes_for(0, tier.residence.num_frames()))
+        self.tier.as_ref().map_or(0, |tier| BufferPool::bytes_for(0, tier.residence.num_frames()))
     }
 
     /// Returns a row's record, read into `scratch` if it lies on disk.

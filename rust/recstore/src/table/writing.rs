@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::access_stats::Usages;
 use super::admission::Admission;
 use super::engine::Engine;
 use super::growth::Growth;
@@ -14,7 +15,6 @@ use super::memory::{Indices, NewRows, distinct};
 use super::rows::{Rows, next_epoch};
 use super::shared_rows::SharedRows;
 use super::table::{Table, new_storage, new_tier};
-use super::usages::Usages;
 use crate::Result;
 use crate::kernel::simd::Simd;
 use crate::optimizer::PreparedRule;

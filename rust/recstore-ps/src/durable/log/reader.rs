@@ -26,18 +26,18 @@ pub(crate) struct Reader {
     directory: Directory,
     /// The number of the last change that was read or passed over.
     last: u64,
-    file: Opened,
+    file: LogFile,
 }
 
 /// The file that is read, up to a place between two records.
 #[derive(Debug)]
-struct Opened {
+struct LogFile {
     path: PathBuf,
     first: u64,
     file: BufReader<File>,
 }
 
-impl Opened {
+impl LogFile {
     fn new(directory: &Directory, (first, name): (u64, String)) -> Result<Self, LogError> {
         let path = directory.path().join(&name);
         let mut file = BufReader::new(directory.open_file(name).map_err(inside(directory))?);
@@ -105,7 +105,7 @@ impl Reader {
     pub(super) fn behind(directory: &Directory, last: u64) -> Result<Option<Self>, LogError> {
         let file = segments(directory)?.into_iter().rev().find(|(first, _)| *first <= last + 1);
         let reader =
-            |file| Ok(Self { directory: directory.clone(), last, file: Opened::new(directory, file)? });
+            |file| Ok(Self { directory: directory.clone(), last, file: LogFile::new(directory, file)? });
         file.map(reader).transpose()
     }
 
@@ -141,7 +141,7 @@ impl Reader {
     fn open_next(&mut self) -> Result<(), LogError> {
         let next = segments(&self.directory)?.into_iter().find(|(first, _)| *first > self.file.first);
         match next.filter(|(first, _)| *first <= self.last + 1) {
-            Some(next) => Opened::new(&self.directory, next).map(|file| self.file = file),
+            Some(next) => LogFile::new(&self.directory, next).map(|file| self.file = file),
             None => {
                 let message = format!("change {} is not there any more", self.last + 1);
                 Err(refused(&self.file.path, message))

@@ -19,7 +19,7 @@ pub(super) const HEADER: [u8; 16] = *b"RECSTORELOG\0\x01\0\0\0";
 
 /// There is no more room for frames that come in a file of this length: who begins frames and goes away must not make it
 /// longer than a file can be.
-const MOST_BYTES_WITH_ROOM: u64 = 1 << 40;
+const MAX_BYTES_WITH_ROOM: u64 = 1 << 40;
 
 /// The file that is appended to.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl Segment {
 
     /// Leaves room for a frame of so many bytes that comes, and returns what writes it.
     pub(super) fn stage(&mut self, bytes: u64) -> Result<Staged, LogError> {
-        if self.bytes >= MOST_BYTES_WITH_ROOM {
+        if self.bytes >= MAX_BYTES_WITH_ROOM {
             return Err(refused(&self.path, "there is much room in it already"));
         }
         self.append(&Record::Room { bytes }, None)?;
@@ -277,7 +277,7 @@ mod tests {
     fn a_file_does_not_become_long_by_room_alone() {
         let directory = tempfile::tempdir().unwrap();
         let mut segment = Segment::create(&Directory::open(directory.path()).unwrap(), 1).unwrap();
-        segment.bytes = MOST_BYTES_WITH_ROOM - 1;
+        segment.bytes = MAX_BYTES_WITH_ROOM - 1;
         assert!(segment.stage(1).is_ok());
         assert!(segment.stage(1).is_err());
     }

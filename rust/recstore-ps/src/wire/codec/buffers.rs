@@ -5,19 +5,19 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
 
 /// Smaller buffers are as cheap to make.
-const LEAST_WORDS: usize = (128 << 10) / size_of::<u64>();
+const MIN_WORDS: usize = (128 << 10) / size_of::<u64>();
 
 /// Larger buffers are not kept.
-const MOST_WORDS: usize = (64 << 20) / size_of::<u64>();
+const MAX_WORDS: usize = (64 << 20) / size_of::<u64>();
 
 /// The buffers kept: half a gigabyte, at most.
-const MOST_BUFFERS: usize = 8;
+const MAX_BUFFERS: usize = 8;
 
 static KEPT: Mutex<Vec<Vec<u64>>> = Mutex::new(Vec::new());
 
 /// Returns at most `count` words, of any content.
 pub(super) fn take(count: usize) -> Vec<u64> {
-    if count < LEAST_WORDS {
+    if count < MIN_WORDS {
         return Vec::new();
     }
     // Who finds others at it does without: a child forked in that moment must not wait.
@@ -37,11 +37,11 @@ pub(super) fn take(count: usize) -> Vec<u64> {
 
 /// Keeps a buffer for another frame, if it is worth it.
 pub(super) fn put_back(words: &mut Vec<u64>) {
-    if !(LEAST_WORDS..=MOST_WORDS).contains(&words.capacity()) {
+    if !(MIN_WORDS..=MAX_WORDS).contains(&words.capacity()) {
         return;
     }
     if let Ok(mut kept) = KEPT.try_lock()
-        && kept.len() < MOST_BUFFERS
+        && kept.len() < MAX_BUFFERS
     {
         kept.push(mem::take(words));
     }
@@ -96,16 +96,16 @@ mod tests {
 
     #[test]
     fn large_buffers_come_again_and_never_longer_than_wanted() {
-        put_back(&mut vec![7; LEAST_WORDS]);
-        assert!(take(LEAST_WORDS + 1).len() <= LEAST_WORDS + 1);
-        put_back(&mut vec![7; LEAST_WORDS]);
-        assert!(take(LEAST_WORDS - 1).is_empty());
-        for _ in 0..2 * MOST_BUFFERS {
-            put_back(&mut vec![7; LEAST_WORDS]);
+        put_back(&mut vec![7; MIN_WORDS]);
+        assert!(take(MIN_WORDS + 1).len() <= MIN_WORDS + 1);
+        put_back(&mut vec![7; MIN_WORDS]);
+        assert!(take(MIN_WORDS - 1).is_empty());
+        for _ in 0..2 * MAX_BUFFERS {
+            put_back(&mut vec![7; MIN_WORDS]);
             put_back(&mut vec![7; 3]);
-            put_back(&mut Vec::with_capacity(MOST_WORDS + 1));
+            put_back(&mut Vec::with_capacity(MAX_WORDS + 1));
         }
         let kept = KEPT.lock().unwrap();
-        assert!(kept.len() <= MOST_BUFFERS && kept.iter().all(|words| words.capacity() <= MOST_WORDS));
+        assert!(kept.len() <= MAX_BUFFERS && kept.iter().all(|words| words.capacity() <= MAX_WORDS));
     }
 }

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::tagged::tagged;
 use super::worker_state::WorkerState;
 use crate::router::HashMethod;
-use crate::wire::facts::Facts;
-use crate::wire::standing::{Position, Run};
+use crate::wire::replica_role::{Position, Run};
+use crate::wire::store_metadata::StoreMetadata;
 
 /// A request about tables as a whole. Tables are called by the server's numbers, or by name where they may not be there.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]
@@ -116,7 +116,7 @@ pub enum Management {
     /// Says what counts of the store if nobody has said it before; [`Managed::Agreed`]. Since version 2.
     Agree {
         /// What the client says.
-        facts: Facts,
+        facts: StoreMetadata,
         /// Whether it counts instead of what was said before: rows were loaded into all servers.
         replaces: bool,
     },
@@ -283,7 +283,7 @@ pub enum Managed {
     /// What counts of the store.
     Agreed {
         /// It.
-        facts: Facts,
+        facts: StoreMetadata,
     },
     /// The client is a worker.
     Joined {

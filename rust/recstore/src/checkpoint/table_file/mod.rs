@@ -15,4 +15,4 @@ pub(super) use reader::{Reader, saved_slots};
 pub(super) use writer::Writer;
 
 /// About how many bytes are copied or read at a time.
-pub(super) const BYTES_AT_A_TIME: usize = 512 << 10;
+pub(super) const BYTES_PER_CHUNK: usize = 512 << 10;

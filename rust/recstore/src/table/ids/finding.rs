@@ -1,6 +1,6 @@
 //! Finding the rows of many ids: the lines of the map of those ahead are under way meanwhile.
 
-use super::id_map::{BEHIND, Home, IdMap};
+use super::id_map::{BEHIND, Bucket, IdMap};
 use super::row_index::NO_INDEX;
 use crate::kernel::cache::{Cache, LINES_LATER, LINES_NEAR};
 use crate::kernel::simd::{Kernel, Lanes};
@@ -28,37 +28,37 @@ impl Kernel for FindRows<'_> {
             }
             return;
         }
-        let mut homes = [Home::default(); RUN];
+        let mut buckets = [Bucket::default(); RUN];
         for (of, indices) in of.chunks(RUN).zip(indices.chunks_mut(RUN)) {
-            find_run(lanes, ids, of, &mut homes[..of.len()], indices);
+            find_run(lanes, ids, of, &mut buckets[..of.len()], indices);
         }
     }
 }
 
-/// Writes the index of each id of a run to `indices`, and where its search begins to `homes`.
+/// Writes the index of each id of a run to `indices`, and where its search begins to `buckets`.
 #[inline(always)]
-fn find_run(lanes: impl Lanes, map: &IdMap, ids: &[i64], homes: &mut [Home], indices: &mut [u32]) {
-    for (home, id) in homes.iter_mut().zip(ids) {
-        *home = map.home(*id);
+fn find_run(lanes: impl Lanes, map: &IdMap, ids: &[i64], buckets: &mut [Bucket], indices: &mut [u32]) {
+    for (bucket, id) in buckets.iter_mut().zip(ids) {
+        *bucket = map.bucket(*id);
     }
-    for home in homes.iter().take(LINES_LATER) {
-        map.prefetch(*home, Cache::Second);
+    for bucket in buckets.iter().take(LINES_LATER) {
+        map.prefetch(*bucket, Cache::Second);
     }
     for place in 0..ids.len() {
-        if let Some(home) = homes.get(place + LINES_LATER) {
-            map.prefetch(*home, Cache::Second);
+        if let Some(bucket) = buckets.get(place + LINES_LATER) {
+            map.prefetch(*bucket, Cache::Second);
         }
-        if let Some(home) = homes.get(place + LINES_NEAR) {
-            map.prefetch(*home, Cache::First);
+        if let Some(bucket) = buckets.get(place + LINES_NEAR) {
+            map.prefetch(*bucket, Cache::First);
         }
-        indices[place] = map.search(lanes, homes[place], ids[place]);
+        indices[place] = map.search(lanes, buckets[place], ids[place]);
         if indices[place] == BEHIND {
-            map.prefetch_behind(homes[place]);
+            map.prefetch_behind(buckets[place]);
         }
     }
-    for ((index, home), id) in indices.iter_mut().zip(homes).zip(ids) {
+    for ((index, bucket), id) in indices.iter_mut().zip(buckets).zip(ids) {
         if *index == BEHIND {
-            *index = map.search_behind(lanes, *home, *id).map_or(NO_INDEX, |index| index.0);
+            *index = map.search_behind(lanes, *bucket, *id).map_or(NO_INDEX, |index| index.0);
         }
     }
 }

@@ -6,10 +6,10 @@
 use crate::table::ids::row_index::RowIndex;
 
 /// The four-byte words of a cache line.
-pub(crate) const WORDS_A_LINE: usize = 16;
+pub(crate) const WORDS_PER_LINE: usize = 16;
 
 /// The records that lie side by side without a gap.
-const RECORDS_A_STRETCH: usize = 64;
+const RECORDS_PER_RUN: usize = 64;
 
 /// Where records lie in slabs: one behind the other, with a line left out now and then if all would else begin with
 /// lines of even number.
@@ -24,7 +24,7 @@ pub(crate) struct Layout {
 impl Layout {
     /// Lays out slabs of `records` records of `stride` words.
     pub(crate) fn new(records: usize, stride: usize) -> Self {
-        let gap = if stride.is_multiple_of(2 * WORDS_A_LINE) { WORDS_A_LINE } else { 0 };
+        let gap = if stride.is_multiple_of(2 * WORDS_PER_LINE) { WORDS_PER_LINE } else { 0 };
         Self { slab_size: SlabSize::new(records), stride, gap }
     }
 
@@ -37,7 +37,7 @@ impl Layout {
 
     #[inline(always)]
     fn start(self, record: usize) -> usize {
-        record * self.stride + record / RECORDS_A_STRETCH * self.gap
+        record * self.stride + record / RECORDS_PER_RUN * self.gap
     }
 
     /// Returns the words of the first `records` of a slab.
@@ -47,8 +47,8 @@ impl Layout {
 
     /// Returns how many records `words` have room for.
     pub(crate) fn records_in(self, words: usize) -> usize {
-        words / (RECORDS_A_STRETCH * self.stride + self.gap) * RECORDS_A_STRETCH
-            + words % (RECORDS_A_STRETCH * self.stride + self.gap) / self.stride
+        words / (RECORDS_PER_RUN * self.stride + self.gap) * RECORDS_PER_RUN
+            + words % (RECORDS_PER_RUN * self.stride + self.gap) / self.stride
     }
 
     /// Returns the records of a slab.
@@ -111,7 +111,7 @@ mod tests {
             let starts: Vec<usize> = (0..records as u32).map(|index| layout.locate(RowIndex(index)).1).collect();
             prop_assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= stride));
             prop_assert_eq!(layout.words(records), starts[records - 1] + stride);
-            prop_assert!(layout.words(records) <= records * stride + records / RECORDS_A_STRETCH * WORDS_A_LINE);
+            prop_assert!(layout.words(records) <= records * stride + records / RECORDS_PER_RUN * WORDS_PER_LINE);
             prop_assert_eq!(layout.records_in(layout.words(records)), records);
             prop_assert_eq!(layout.records_in(layout.words(records) - 1), records - 1);
         }
@@ -119,9 +119,9 @@ mod tests {
 
     #[test]
     fn records_begin_with_lines_of_either_parity() {
-        for stride in (WORDS_A_LINE..20 * WORDS_A_LINE).step_by(WORDS_A_LINE) {
+        for stride in (WORDS_PER_LINE..20 * WORDS_PER_LINE).step_by(WORDS_PER_LINE) {
             let layout = Layout::new(1024, stride);
-            let lines = (0..1024).map(|index| layout.locate(RowIndex(index)).1 / WORDS_A_LINE);
+            let lines = (0..1024).map(|index| layout.locate(RowIndex(index)).1 / WORDS_PER_LINE);
             let odd = lines.filter(|line| line % 2 == 1).count();
             assert_eq!(odd, 512, "{stride} words");
         }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::layout::{Layout, WORDS_A_LINE};
+use super::layout::{Layout, WORDS_PER_LINE};
 use super::records::SharedRecords;
 use crate::kernel::pages::{self, Pages};
 use crate::optimizer::{Slot, Slots};
@@ -29,7 +29,7 @@ impl SlotGroup {
     /// Returns storage without blocks, for rows of `weight_words` four-byte words.
     pub(crate) fn new(weight_words: usize, block_size: usize, slots: Vec<Slot>) -> Self {
         let words = weight_words + Slots(&slots).words();
-        let whole_lines = words.next_multiple_of(WORDS_A_LINE);
+        let whole_lines = words.next_multiple_of(WORDS_PER_LINE);
         // A record that begins with a line touches fewer of them; a little more memory is worth that.
         let stride = if (whole_lines - words) * 8 <= words { whole_lines } else { words };
         let block = Layout::new(block_size, stride);
@@ -43,9 +43,9 @@ impl SlotGroup {
     /// Returns storage whose slabs are small parts of `limit` bytes, so that one can be given back.
     pub(crate) fn within(weight_words: usize, limit: u64, slots: Vec<Slot>) -> Self {
         const PARTS: u64 = 32;
-        const MOST_BYTES: usize = 32 << 20;
+        const MAX_BYTES: usize = 32 << 20;
         let whole = Self::new(weight_words, 1, slots);
-        let bytes = usize::try_from(limit / PARTS).unwrap_or(usize::MAX).min(MOST_BYTES);
+        let bytes = usize::try_from(limit / PARTS).unwrap_or(usize::MAX).min(MAX_BYTES);
         let records = whole.layout.records_in(pages::whole_pages(bytes) / size_of::<f32>());
         Self { layout: Layout::new(records.max(1), whole.stride()), small_words: 0, ..whole }
     }

@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::slot_group::SlotGroup;
 use super::transfer::{read_in, write_back};
 use crate::calls::MemoryUse;
-use crate::disk::{Reads, Residence, Resident, Slot, SlotFile};
+use crate::disk::{BufferPool, Reads, Resident, Slot, SlotFile};
 use crate::kernel::parallel::Executor;
 use crate::table::ids::row_index::RowIndex;
 use crate::{Error, Result};
@@ -23,7 +23,7 @@ use crate::{Error, Result};
 pub(crate) struct Tier {
     table: String,
     directory: String,
-    pub(crate) residence: Residence,
+    pub(crate) residence: BufferPool,
     pub(crate) file: SlotFile,
     /// Whether all rows of the step under way are in memory, and there are frames for the new ones.
     has_step: bool,
@@ -45,7 +45,7 @@ impl Tier {
         Ok(Self {
             table: table.to_owned(),
             directory: directory.to_owned(),
-            residence: Residence::default(),
+            residence: BufferPool::default(),
             file,
             has_step: false,
             failure: OnceLock::new(),
@@ -101,7 +101,7 @@ impl Tier {
     }
 
     pub(crate) fn bytes_for(&self, indices: usize) -> usize {
-        Residence::bytes_for(indices, self.residence.num_frames())
+        BufferPool::bytes_for(indices, self.residence.num_frames())
     }
 
     pub(crate) fn num_resident(&self) -> usize {

@@ -17,7 +17,7 @@ use crate::table::ids::row_index::RowIndex;
 const CALL_BYTES: usize = 256 << 10;
 
 /// The records worth waking a thread for.
-const RECORDS_A_PIECE: usize = 64;
+const RECORDS_PER_PIECE: usize = 64;
 
 /// A row and where its record lies in the file.
 type Move = (Slot, Resident);
@@ -58,7 +58,7 @@ pub(crate) fn write_back(
     let record = |of: &Move| storage.record(RowIndex(of.1.frame));
     let a_call = (CALL_BYTES / (file.record_floats() * size_of::<f32>())).max(1);
     let stripes = moves.chunk_by(|(one, _), (next, _)| one.stripe == next.stripe);
-    let executor: &dyn Executor = if moves.len() < RECORDS_A_PIECE { &Serial } else { executor };
+    let executor: &dyn Executor = if moves.len() < RECORDS_PER_PIECE { &Serial } else { executor };
     each_piece(executor, stripes, |stripe| {
         let mut buffer = Vec::new();
         let runs = stripe.chunk_by(|(one, _), (next, _)| one.is_before(*next));
@@ -82,7 +82,7 @@ pub(crate) fn read_in(
 ) -> io::Result<()> {
     let moves = in_order(rows);
     let records: SharedRecords<'_> = storage.shared();
-    let piece = moves.len().div_ceil(executor.num_threads()).max(RECORDS_A_PIECE);
+    let piece = moves.len().div_ceil(executor.num_threads()).max(RECORDS_PER_PIECE);
     each_piece(executor, moves.chunks(piece), |piece| {
         let mut reads = Reads::default();
         for (slot, row) in piece {

@@ -12,10 +12,10 @@ use crate::table::ids::places;
 use crate::table::ids::row_index::NO_INDEX;
 
 /// The positions worth waking a thread for to look them up.
-const POSITIONS_A_THREAD: usize = 4_096;
+const POSITIONS_PER_THREAD: usize = 4_096;
 
 /// The positions worth waking a thread for to take their places.
-const PLACES_A_THREAD: usize = 8_192;
+const PLACES_PER_THREAD: usize = 8_192;
 
 /// Uses the places that lookups kept, where they are still good.
 pub(super) fn take_kept_places(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
@@ -30,10 +30,10 @@ pub(super) fn take_kept_places(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
             let (own, behind) = std::mem::take(&mut rest).split_at_mut(starts[number + 1] - starts[number]);
             rest = behind;
             let places = places::unseal(part.places, part.ids.len()).map_or(&[][..], |(places, _)| places);
-            let pieces = own.chunks_mut(PLACES_A_THREAD).zip(places.chunks(PLACES_A_THREAD)).enumerate();
+            let pieces = own.chunks_mut(PLACES_PER_THREAD).zip(places.chunks(PLACES_PER_THREAD)).enumerate();
             pieces.map(move |(piece, (indices, places))| TakePlaces {
                 part,
-                first: piece * PLACES_A_THREAD,
+                first: piece * PLACES_PER_THREAD,
                 places,
                 indices,
                 limit,
@@ -117,9 +117,10 @@ pub(super) fn find_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
         locked.gradients.parts.iter().enumerate().flat_map(move |(number, part)| {
             let (own, behind) = std::mem::take(&mut rest).split_at_mut(starts[number + 1] - starts[number]);
             rest = behind;
-            let chunks = own.chunks_mut(POSITIONS_A_THREAD).enumerate();
-            chunks
-                .map(move |(chunk, indices)| (map, part, chunk * POSITIONS_A_THREAD, indices, known[number]))
+            let chunks = own.chunks_mut(POSITIONS_PER_THREAD).enumerate();
+            chunks.map(move |(chunk, indices)| {
+                (map, part, chunk * POSITIONS_PER_THREAD, indices, known[number])
+            })
         })
     });
     let unknown = pieces.filter(|(.., known)| *known != Known::All);

@@ -10,6 +10,7 @@ use crate::optimizer::{PreparedRule, RowRule, Slot};
 use crate::rows::any_row_type::AnyRowType;
 use crate::rows::gradient::Gradients;
 use crate::rows::row_type::RowType;
+use crate::table::access_stats::Usages;
 use crate::table::changes::{Changes, RowKey};
 use crate::table::ids::row_ids::RowIds;
 use crate::table::ids::row_index::{NO_INDEX, RowIndex};
@@ -18,7 +19,6 @@ use crate::table::storage::records::{RecordStart, SharedRecords};
 use crate::table::storage::tier::Tier;
 use crate::table::sweep::Sweep;
 use crate::table::table::Table;
-use crate::table::usages::Usages;
 
 /// What the threads of one table's step share.
 pub(super) struct SteppedRows<'a> {

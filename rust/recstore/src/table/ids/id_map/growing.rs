@@ -1,12 +1,12 @@
 //! How the map grows: line by line, from the last to the first.
 
-use super::homes::{Homes, scale};
-use super::line::{IDS_A_LINE, Line};
-use super::{FIRST_LINES, Home, IDS_A_LINE_TO_GROW, IDS_TOGETHER, IdMap, SPARE_LINES};
+use super::buckets::{Buckets, scale};
+use super::line::{IDS_PER_LINE, Line};
+use super::{Bucket, FIRST_LINES, IDS_PER_LINE_TO_GROW, IDS_TOGETHER, IdMap, SPARE_LINES};
 use crate::kernel::cache::Cache;
 
 /// How many lines are moved for so many new ids while the map grows. It is done before a line's ids are 3.7 on average:
-/// with fewer, more ids lie behind their homes; with more, the batches of that time take long beside the others.
+/// with fewer, more ids lie behind their buckets; with more, the batches of that time take long beside the others.
 pub(super) const LINES_MOVED_TOGETHER: usize = 192;
 
 /// How far ahead the lines of a move are loaded.
@@ -16,16 +16,16 @@ impl IdMap {
     /// Grows as far as `more` ids ask for, at most [`IDS_TOGETHER`].
     #[inline]
     pub(super) fn expect(&mut self, more: usize) {
-        if self.homes.is_growing() {
+        if self.buckets.is_growing() {
             if self.len / IDS_TOGETHER != (self.len + more) / IDS_TOGETHER {
                 self.move_lines(LINES_MOVED_TOGETHER);
             }
             return;
         }
-        while self.len + more > self.homes.count * IDS_A_LINE_TO_GROW && !self.homes.is_growing() {
+        while self.len + more > self.buckets.count * IDS_PER_LINE_TO_GROW && !self.buckets.is_growing() {
             self.begin_to_grow();
             // The lines of a small map would be overfull before their turn came.
-            if self.homes.old_count <= LINES_MOVED_TOGETHER {
+            if self.buckets.old_count <= LINES_MOVED_TOGETHER {
                 self.move_lines(LINES_MOVED_TOGETHER);
             }
         }
@@ -42,15 +42,15 @@ impl IdMap {
     /// Adds half as many lines more; [`IdMap::move_lines`] moves ids to them.
     #[cold]
     pub(super) fn begin_to_grow(&mut self) {
-        let old_count = self.homes.count;
+        let old_count = self.buckets.count;
         let count = (old_count + old_count / 2).max(FIRST_LINES);
         self.lines.grow(count + SPARE_LINES);
-        self.homes = Homes { count, old_count, moved_from: old_count, ..self.homes };
+        self.buckets = Buckets { count, old_count, moved_from: old_count, ..self.buckets };
     }
 
-    /// Moves the ids of the next `count` old homes, from the last to the first.
+    /// Moves the ids of the next `count` old buckets, from the last to the first.
     pub(super) fn move_lines(&mut self, count: usize) {
-        let end = self.homes.moved_from;
+        let end = self.buckets.moved_from;
         let start = end.saturating_sub(count);
         let mut moving = std::mem::take(&mut self.moving);
         self.take_behind(start, end, &mut moving);
@@ -62,14 +62,14 @@ impl IdMap {
         for line in start..own {
             self.take_from(line, start, &mut moving);
         }
-        self.homes.moved_from = start;
+        self.buckets.moved_from = start;
         for (hash, id, index) in moving.drain(..) {
             self.put_hashed(hash, id, index);
         }
         self.moving = moving;
     }
 
-    /// Returns from which of the old homes from `start` to `end` on lines can be moved one by one: no id of a home before
+    /// Returns from which of the old buckets from `start` to `end` on lines can be moved one by one: no id of a bucket before
     /// lies there or behind, and where their ids go is behind `end`.
     fn first_line_of_its_own(&self, start: usize, end: usize) -> usize {
         if start + start / 2 <= end {
@@ -83,7 +83,7 @@ impl IdMap {
     fn prefetch_move(&self, line: usize) {
         let to = line + line / 2;
         for line in [line, to, to + 1] {
-            self.prefetch(Home(line as u32), Cache::First);
+            self.prefetch(Bucket(line as u32), Cache::First);
         }
     }
 
@@ -97,14 +97,14 @@ impl IdMap {
         while used != 0 {
             let place = used.trailing_zeros() as usize;
             used &= used - 1;
-            let hash = self.homes.hash(ids[place]);
-            if !self.put_from(scale(hash, self.homes.count), ids[place], indices[place]) {
+            let hash = self.buckets.hash(ids[place]);
+            if !self.put_from(scale(hash, self.buckets.count), ids[place], indices[place]) {
                 left_over.push((hash, ids[place], indices[place]));
             }
         }
     }
 
-    /// Takes the ids out of a line whose old homes are `start` or behind.
+    /// Takes the ids out of a line whose old buckets are `start` or behind.
     #[inline(always)]
     fn take_from(&mut self, line: usize, start: usize, taken: &mut Vec<(u64, i64, u32)>) {
         let Line { ids, indices, mut used, .. } = self.lines[line];
@@ -112,32 +112,32 @@ impl IdMap {
         while used != 0 {
             let place = used.trailing_zeros() as usize;
             used &= used - 1;
-            let hash = self.homes.hash(ids[place]);
-            let home = scale(hash, self.homes.old_count);
-            if home < start {
+            let hash = self.buckets.hash(ids[place]);
+            let bucket = scale(hash, self.buckets.old_count);
+            if bucket < start {
                 continue;
             }
             taken.push((hash, ids[place], indices[place]));
             kept &= !(1 << place);
-            if home < line {
-                self.lines[home..line].iter_mut().for_each(Line::unpass);
+            if bucket < line {
+                self.lines[bucket..line].iter_mut().for_each(Line::unpass);
             }
         }
         self.lines[line].used = kept;
     }
 
-    /// Takes the ids of old homes from `start` to `end` out of the lines behind.
+    /// Takes the ids of old buckets from `start` to `end` out of the lines behind.
     #[inline(always)]
     fn take_behind(&mut self, start: usize, end: usize, taken: &mut Vec<(u64, i64, u32)>) {
         let mut line = end;
         while line > 0 && line < self.lines.len() && self.lines[line - 1].passed > 0 {
-            for place in 0..IDS_A_LINE {
+            for place in 0..IDS_PER_LINE {
                 let (id, index) = (self.lines[line].ids[place], self.lines[line].indices[place]);
-                let hash = self.homes.hash(id);
-                let home = scale(hash, self.homes.old_count);
-                if self.lines[line].used >> place & 1 == 1 && (start..end).contains(&home) {
+                let hash = self.buckets.hash(id);
+                let bucket = scale(hash, self.buckets.old_count);
+                if self.lines[line].used >> place & 1 == 1 && (start..end).contains(&bucket) {
                     taken.push((hash, id, index));
-                    self.take(home, line, place);
+                    self.take(bucket, line, place);
                 }
             }
             line += 1;

@@ -5,14 +5,14 @@ use bytemuck::{Pod, Zeroable};
 use crate::kernel::simd::Lanes;
 
 /// The ids in one line.
-pub(super) const IDS_A_LINE: usize = 5;
+pub(super) const IDS_PER_LINE: usize = 5;
 
 /// One cache line.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct Line {
-    pub(super) ids: [i64; IDS_A_LINE],
-    pub(super) indices: [u32; IDS_A_LINE],
+    pub(super) ids: [i64; IDS_PER_LINE],
+    pub(super) indices: [u32; IDS_PER_LINE],
     /// Which places hold an id, as bits.
     pub(super) used: u16,
     /// How many ids that would lie here if there were room lie behind. At the greatest value it stays.
@@ -31,7 +31,7 @@ impl Line {
     #[inline(always)]
     pub(super) fn free_place(&self) -> Option<usize> {
         let place = self.used.trailing_ones() as usize;
-        (place < IDS_A_LINE).then_some(place)
+        (place < IDS_PER_LINE).then_some(place)
     }
 
     #[inline(always)]

@@ -1,17 +1,17 @@
 //! From an id to the index of its row: a hash map made for batches, whose memory is known before it is read.
 //!
-//! A *line* is one cache line of five ids and their indices. An id's home is the line its hash points to; where that
+//! A *line* is one cache line of five ids and their indices. An id's bucket is the line its hash points to; where that
 //! is full the id lies in one of the lines behind it, and every line passed over counts it. So a search looks at one
 //! line almost always, an id that is not there is known to be missing at the first line that nothing passed over, and
 //! deleting leaves nothing behind: the counts fall again, and the map is as if the id had never been there.
 //!
-//! Homes keep the order of the hashes. That lets the map grow in place and a little with every id: from the last line
+//! Buckets keep the order of the hashes. That lets the map grow in place and a little with every id: from the last line
 //! to the first, each line's ids move to where they belong among more lines, which are further behind. Ids of lines
 //! that were not reached yet are found where they always were. No call pays for all of the map, no second map is
 //! needed beside the first, and the whole lies in one piece, in huge pages.
 
+mod buckets;
 mod growing;
-mod homes;
 mod line;
 
 use std::hash::{BuildHasher, RandomState};
@@ -20,17 +20,17 @@ use super::row_index::{NO_INDEX, RowIndex};
 use crate::kernel::cache::{Cache, prefetch_one};
 use crate::kernel::pages::{Pages, supplied_bytes, untouched_bytes};
 use crate::kernel::simd::{Lanes, ScalarLanes};
-use homes::Homes;
-use line::{IDS_A_LINE, Line};
+use buckets::Buckets;
+use line::{IDS_PER_LINE, Line};
 
 /// The lines of a map with its first id.
 const FIRST_LINES: usize = 8;
 
-/// The lines behind the last home, for the ids for which there is no room before.
+/// The lines behind the last bucket, for the ids for which there is no room before.
 const SPARE_LINES: usize = 64;
 
 /// How many ids a line holds on average when the map begins to grow.
-const IDS_A_LINE_TO_GROW: usize = 3;
+const IDS_PER_LINE_TO_GROW: usize = 3;
 
 /// How many ids are inserted between two looks at whether the map has to grow.
 const IDS_TOGETHER: usize = 128;
@@ -44,9 +44,9 @@ const IDS_NEAR: usize = 24;
 /// The ids that have a row. Every int64 can be a key.
 #[derive(Debug)]
 pub(crate) struct IdMap {
-    /// As many as there are homes, and some more.
+    /// As many as there are buckets, and some more.
     lines: Pages<Line>,
-    homes: Homes,
+    buckets: Buckets,
     len: usize,
     /// The memory of the ids under way in [`IdMap::move_lines`], with their hashes.
     moving: Vec<(u64, i64, u32)>,
@@ -57,35 +57,35 @@ pub(crate) const BEHIND: u32 = u32::MAX - 1;
 
 /// Where the search for an id begins.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Home(u32);
+pub(crate) struct Bucket(u32);
 
 impl Default for IdMap {
     fn default() -> Self {
         let seed = RandomState::new().hash_one(0);
-        let homes = Homes { seed, count: 0, old_count: 0, moved_from: 0 };
-        Self { lines: Pages::default(), homes, len: 0, moving: Vec::new() }
+        let buckets = Buckets { seed, count: 0, old_count: 0, moved_from: 0 };
+        Self { lines: Pages::default(), buckets, len: 0, moving: Vec::new() }
     }
 }
 
 impl IdMap {
     /// Returns where the search for `id` begins, for [`IdMap::prefetch`] and [`IdMap::search`].
     #[inline(always)]
-    pub(crate) fn home(&self, id: i64) -> Home {
-        Home(self.homes.of(id) as u32)
+    pub(crate) fn bucket(&self, id: i64) -> Bucket {
+        Bucket(self.buckets.of(id) as u32)
     }
 
     /// Asks for the line where a search begins.
     #[inline(always)]
-    pub(crate) fn prefetch(&self, home: Home, cache: Cache) {
-        if let Some(line) = self.lines.get(home.0 as usize) {
+    pub(crate) fn prefetch(&self, bucket: Bucket, cache: Cache) {
+        if let Some(line) = self.lines.get(bucket.0 as usize) {
             prefetch_one(line, cache);
         }
     }
 
     /// Searches the line where a search begins: returns an index, [`NO_INDEX`], or [`BEHIND`].
     #[inline(always)]
-    pub(crate) fn search(&self, lanes: impl Lanes, home: Home, id: i64) -> u32 {
-        let Some(line) = self.lines.get(home.0 as usize) else {
+    pub(crate) fn search(&self, lanes: impl Lanes, bucket: Bucket, id: i64) -> u32 {
+        let Some(line) = self.lines.get(bucket.0 as usize) else {
             return NO_INDEX;
         };
         match line.find(lanes, id) {
@@ -97,20 +97,20 @@ impl IdMap {
 
     /// Asks for the line behind the one where a search began.
     #[inline(always)]
-    pub(crate) fn prefetch_behind(&self, home: Home) {
-        self.prefetch(Home(home.0.saturating_add(1)), Cache::Second);
+    pub(crate) fn prefetch_behind(&self, bucket: Bucket) {
+        self.prefetch(Bucket(bucket.0.saturating_add(1)), Cache::Second);
     }
 
     /// Searches the lines behind the one where a search began.
     #[inline(always)]
-    pub(crate) fn search_behind(&self, lanes: impl Lanes, home: Home, id: i64) -> Option<RowIndex> {
-        let (line, place) = self.place_of(lanes, home.0 as usize + 1, id)?;
+    pub(crate) fn search_behind(&self, lanes: impl Lanes, bucket: Bucket, id: i64) -> Option<RowIndex> {
+        let (line, place) = self.place_of(lanes, bucket.0 as usize + 1, id)?;
         Some(RowIndex(self.lines[line].indices[place]))
     }
 
     /// Returns the index of `id`.
     pub(crate) fn find(&self, id: i64) -> Option<RowIndex> {
-        let (line, place) = self.place_of(ScalarLanes, self.homes.of(id), id)?;
+        let (line, place) = self.place_of(ScalarLanes, self.buckets.of(id), id)?;
         Some(RowIndex(self.lines[line].indices[place]))
     }
 
@@ -135,28 +135,28 @@ impl IdMap {
         self.put(id, index.0);
     }
 
-    /// Puts an id at home or behind, and counts it.
+    /// Puts an id at bucket or behind, and counts it.
     #[inline]
     fn put(&mut self, id: i64, index: u32) {
-        self.put_hashed(self.homes.hash(id), id, index);
+        self.put_hashed(self.buckets.hash(id), id, index);
         self.len += 1;
     }
 
     #[inline(always)]
     fn put_hashed(&mut self, hash: u64, id: i64, index: u32) {
-        while !self.put_from(self.homes.of_hash(hash), id, index) {
+        while !self.put_from(self.buckets.of_hash(hash), id, index) {
             self.make_room();
         }
     }
 
-    /// Puts an id at `home` or behind; fails if all lines behind are full.
+    /// Puts an id at `bucket` or behind; fails if all lines behind are full.
     #[inline(always)]
-    fn put_from(&mut self, home: usize, id: i64, index: u32) -> bool {
-        for line in home..self.lines.len() {
+    fn put_from(&mut self, bucket: usize, id: i64, index: u32) -> bool {
+        for line in bucket..self.lines.len() {
             if let Some(place) = self.lines[line].free_place() {
                 self.lines[line].put(place, id, index);
-                if line > home {
-                    self.lines[home..line].iter_mut().for_each(Line::pass);
+                if line > bucket {
+                    self.lines[bucket..line].iter_mut().for_each(Line::pass);
                 }
                 return true;
             }
@@ -164,9 +164,9 @@ impl IdMap {
         false
     }
 
-    /// Frees a place in `line` of an id whose home is `home`.
-    fn take(&mut self, home: usize, line: usize, place: usize) {
-        self.lines[home..line].iter_mut().for_each(Line::unpass);
+    /// Frees a place in `line` of an id whose bucket is `bucket`.
+    fn take(&mut self, bucket: usize, line: usize, place: usize) {
+        self.lines[bucket..line].iter_mut().for_each(Line::unpass);
         self.lines[line].used &= !(1 << place);
     }
 
@@ -188,7 +188,7 @@ impl IdMap {
     #[inline(always)]
     fn hash_each(&self, ids: Option<&&[i64]>, hashes: &mut [u64]) {
         for (hash, id) in hashes.iter_mut().zip(ids.copied().unwrap_or_default()) {
-            *hash = self.homes.hash(*id);
+            *hash = self.buckets.hash(*id);
         }
     }
 
@@ -200,8 +200,8 @@ impl IdMap {
         indices: &mut impl Iterator<Item = RowIndex>,
     ) {
         for (place, (id, index)) in ids.iter().zip(indices).enumerate() {
-            self.prefetch(Home(self.homes.of_hash(hashes[place + IDS_AHEAD]) as u32), Cache::First);
-            self.prefetch_behind_full(self.homes.of_hash(hashes[place + IDS_NEAR]));
+            self.prefetch(Bucket(self.buckets.of_hash(hashes[place + IDS_AHEAD]) as u32), Cache::First);
+            self.prefetch_behind_full(self.buckets.of_hash(hashes[place + IDS_NEAR]));
             self.put_hashed(hashes[place], *id, index.0);
         }
         self.len += ids.len();
@@ -212,21 +212,21 @@ impl IdMap {
     fn prefetch_behind_full(&self, line: usize) {
         let is_full = self.lines.get(line).is_some_and(|line| line.free_place().is_none());
         // Else for the line itself, which costs nothing: whether it is full cannot be predicted.
-        self.prefetch(Home((line + usize::from(is_full)) as u32), Cache::First);
+        self.prefetch(Bucket((line + usize::from(is_full)) as u32), Cache::First);
     }
 
     /// Takes the index of `id` away and returns it.
     pub(crate) fn remove(&mut self, id: i64) -> Option<RowIndex> {
-        let home = self.homes.of(id);
-        let (line, place) = self.place_of(ScalarLanes, home, id)?;
-        self.take(home, line, place);
+        let bucket = self.buckets.of(id);
+        let (line, place) = self.place_of(ScalarLanes, bucket, id)?;
+        self.take(bucket, line, place);
         self.len -= 1;
         Some(RowIndex(self.lines[line].indices[place]))
     }
 
     /// Counts an id: its index is how many times that was done.
     pub(crate) fn count(&mut self, id: i64) -> u32 {
-        let Some((line, place)) = self.place_of(ScalarLanes, self.homes.of(id), id) else {
+        let Some((line, place)) = self.place_of(ScalarLanes, self.buckets.of(id), id) else {
             self.insert(id, RowIndex(1));
             return 1;
         };
@@ -238,7 +238,7 @@ impl IdMap {
     /// Returns all ids and their indices, in no order.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (i64, u32)> {
         self.lines.iter().flat_map(|line| {
-            let used = (0..IDS_A_LINE).filter(|place| line.used >> place & 1 == 1);
+            let used = (0..IDS_PER_LINE).filter(|place| line.used >> place & 1 == 1);
             used.map(|place| (line.ids[place], line.indices[place]))
         })
     }
@@ -248,9 +248,9 @@ impl IdMap {
         if self.len > 0 || len == 0 {
             return;
         }
-        let count = len.div_ceil(IDS_A_LINE_TO_GROW).max(FIRST_LINES) + 1;
+        let count = len.div_ceil(IDS_PER_LINE_TO_GROW).max(FIRST_LINES) + 1;
         self.lines = Pages::zeroed(count + SPARE_LINES, 0);
-        self.homes = Homes { count, old_count: count, moved_from: 0, ..self.homes };
+        self.buckets = Buckets { count, old_count: count, moved_from: 0, ..self.buckets };
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -259,8 +259,8 @@ impl IdMap {
 
     /// Returns the bytes in use: of the lines that a growing map is to move ids to, those that it has reached.
     pub(crate) fn bytes(&self) -> usize {
-        let reached = self.homes.moved_from + self.homes.moved_from / 2;
-        let old = self.homes.old_count + SPARE_LINES;
+        let reached = self.buckets.moved_from + self.buckets.moved_from / 2;
+        let old = self.buckets.old_count + SPARE_LINES;
         let lines = size_of_val(&*self.lines);
         supplied_bytes(lines, 0, lines)
             - untouched_bytes(old * size_of::<Line>(), reached * size_of::<Line>(), lines)
@@ -269,9 +269,9 @@ impl IdMap {
     /// Returns the most bytes in use when there are `more` ids.
     pub(crate) fn bytes_after(&self, more: usize) -> usize {
         let len = self.len + more;
-        let mut count = self.homes.count;
+        let mut count = self.buckets.count;
         // The map begins to grow with the next id; it has grown long before it grows again.
-        while more > 0 && len > count * IDS_A_LINE_TO_GROW {
+        while more > 0 && len > count * IDS_PER_LINE_TO_GROW {
             count = (count + count / 2).max(FIRST_LINES);
         }
         let lines = if count == 0 { 0 } else { count + SPARE_LINES };
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn few_ids_lie_behind_their_homes_in_a_map_of_any_size() {
+    fn few_ids_lie_behind_their_buckets_in_a_map_of_any_size() {
         let mut map = IdMap::default();
         for id in 0..5_000 {
             map.insert(id, RowIndex(id as u32));
@@ -391,23 +391,23 @@ mod tests {
         assert!(passed * 4 <= balance * 5, "{passed} passed after {balance}");
     }
 
-    /// A map without ids that has some homes.
-    fn map_of(homes: usize) -> IdMap {
+    /// A map without ids that has some buckets.
+    fn map_of(buckets: usize) -> IdMap {
         let mut map = IdMap::default();
-        map.homes = Homes { count: homes, old_count: homes, ..map.homes };
-        map.lines.grow(homes + SPARE_LINES);
+        map.buckets = Buckets { count: buckets, old_count: buckets, ..map.buckets };
+        map.lines.grow(buckets + SPARE_LINES);
         map
     }
 
-    /// Ids of one home among many.
-    fn ids_of_home(map: &IdMap, home: usize, count: usize) -> Vec<i64> {
-        (0..).filter(|&id| map.homes.of(id) == home).take(count).collect()
+    /// Ids of one bucket among many.
+    fn ids_of_bucket(map: &IdMap, bucket: usize, count: usize) -> Vec<i64> {
+        (0..).filter(|&id| map.buckets.of(id) == bucket).take(count).collect()
     }
 
     #[test]
     fn a_count_that_reached_its_limit_keeps_its_ids() {
         let mut map = map_of(4);
-        let ids = ids_of_home(&map, 1, 7);
+        let ids = ids_of_bucket(&map, 1, 7);
         for &id in &ids[..6] {
             map.put(id, id as u32);
         }
@@ -419,13 +419,13 @@ mod tests {
     }
 
     #[test]
-    fn more_ids_of_the_last_home_than_there_is_room_for_make_the_map_grow() {
+    fn more_ids_of_the_last_bucket_than_there_is_room_for_make_the_map_grow() {
         let mut map = map_of(64);
-        let ids = ids_of_home(&map, 63, 5 * (SPARE_LINES + 1) + 1);
+        let ids = ids_of_bucket(&map, 63, 5 * (SPARE_LINES + 1) + 1);
         for (index, &id) in ids.iter().enumerate() {
             map.put(id, index as u32);
         }
-        assert!(map.homes.count > 64);
+        assert!(map.buckets.count > 64);
         assert!(ids.iter().enumerate().all(|(index, &id)| map.find(id) == Some(RowIndex(index as u32))));
     }
 
@@ -435,12 +435,12 @@ mod tests {
         // Far more than a line holds, at the first and the last of the lines that move together, and beside them.
         let borders =
             (1..4).flat_map(|part| [-2, -1, 0, 1].map(|by| part * LINES_MOVED_TOGETHER as i64 + by));
-        let ids: Vec<i64> = borders.flat_map(|home| ids_of_home(&map, home as usize, 23)).collect();
+        let ids: Vec<i64> = borders.flat_map(|bucket| ids_of_bucket(&map, bucket as usize, 23)).collect();
         for (index, &id) in ids.iter().enumerate() {
             map.put(id, index as u32);
         }
         map.begin_to_grow();
-        while map.homes.is_growing() {
+        while map.buckets.is_growing() {
             map.move_lines(LINES_MOVED_TOGETHER);
             assert!(ids.iter().enumerate().all(|(index, &id)| map.find(id) == Some(RowIndex(index as u32))));
         }
