@@ -80,9 +80,10 @@ class TableConfig:
         config = {key: value for key, value in asdict(self).items() if key not in _OPTIONAL or value is not None}
         for part in ("initializer", "optimizer", *_OPTIONAL):
             options = config.get(part)
-            _check_finite(part, options)
-            for key, value in options.items() if isinstance(options, dict) else ():
-                _check_finite(f"{part}.{key}", value)
+            values = {f"{part}.{key}": value for key, value in options.items()} if isinstance(options, dict) else {}
+            for key, value in (values or {part: options}).items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise ValueError(f"invalid table configuration: {key} must be finite, got {value}")
         return json.dumps(config, default=_refuse_value)
 
     @classmethod
@@ -157,8 +158,3 @@ def _refuse_value(value: Any) -> Any:
 
 def _shown(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
-
-
-def _check_finite(key: str, value: Any) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"invalid table configuration: {key} must be finite, got {value}")

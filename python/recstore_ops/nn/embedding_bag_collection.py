@@ -3,9 +3,9 @@
 Shape suffixes: F features, B examples, N ids of all features, D dims of all features together.
 """
 
-import functools
 import time
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from recstore_ops.nn.functional import needs_backward
 from recstore_ops.nn.prefetch import Issued, PendingPrefetches
 from recstore_ops.nn.scripted import batch_of_outputs, pooled_rows, refuse_gradients
 from recstore_ops.nn.table_collection import Output, TableCollection
+from recstore_ops.nn.table_parameter import TableParameter
 from recstore_ops.nn.variable_batch import Features, expanded, features_at, with_one_stride, without_weights
 from recstore_ops.nn.weighted_means import divided_by_weights, sums_of_weights
 from recstore_ops.ops import operators
@@ -107,6 +108,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         self.fusion_k = fusion_k
         self.keyed_output = keyed_output
         self._is_weighted = is_weighted
+        self._has_means = any(config.pooling == "mean" for config in self._configs)
         self._prefetches = PendingPrefetches()
         self._prefetch_handles: dict[str, int] = {}
 
@@ -137,16 +139,17 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
 
     def _eager(self, features: Any) -> Any:
         """`forward` outside of TorchScript."""
-        pooled_BD = self._pooled_sharded(features) if self._is_sharded() else self._pooled_here(features)
+        pooled_BD = self._pooled_sharded(features) if self._tables[0].is_sharded else self._pooled_here(features)
         output_dtype = self._output_dtype()
         if pooled_BD.dtype != output_dtype:
             pooled_BD = pooled_BD.to(output_dtype)
-        dims = self._dims(self._outputs)
+        dims = list(self._output_dims)
         pooled_BD = self._of_all_examples(features, pooled_BD, dims)
         if not self.keyed_output and len(set(dims)) == 1:
             return pooled_BD.view(pooled_BD.shape[0], len(dims), dims[0])
-        names = [output.name for output in self._outputs]
-        return type_beside(features, "KeyedTensor")(keys=names, length_per_key=dims, values=pooled_BD)
+        return type_beside(features, "KeyedTensor")(
+            keys=list(self._output_names), length_per_key=dims, values=pooled_BD
+        )
 
     def _scripted(self, features: KeyedJaggedTensor):
         """`forward` as `torch.jit.script` compiles it."""
@@ -280,7 +283,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         return self._prefetches.report(reset)
 
     def _refuse_sharded(self, method: str) -> None:
-        if self._is_sharded():
+        if self._tables[0].is_sharded:
             raise RuntimeError(
                 f"{method} reads this process's rows only, and the tables are sharded: "
                 "recstore_ops.sharding.ShardedPipeline reads ahead there"
@@ -289,17 +292,13 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
     @property
     def _fused_prefetch_handle(self) -> int | None:
         """The handle that the next forward looks at first."""
-        return next(iter(self._prefetches.pending()), None)
+        return next(iter(self._prefetches.pending), None)
 
     def _prefetched(self, batch: KeyedJaggedTensor, outputs: list[Output], ids_N: Tensor) -> list[Tensor] | None:
-        """The rows of each output if they were prefetched; a graph uses no prefetches."""
-        if torch.compiler.is_compiling():
-            return None
+        """The rows of each output if they were prefetched."""
         if self._prefetch_handles:
             handles, self._prefetch_handles = self._prefetch_handles, {}
             return self._wait_for_features(handles, batch, outputs)
-        if not self._prefetches.pending():
-            return None
         return self._prefetches.take(tuple(batch.keys()), ids_N, operators.emb_wait_tables)
 
     def _wait_for_features(
@@ -380,14 +379,19 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         batch = self._by_output(self._checked(features))
         # A program of torch.jit.trace has the list of handles as a constant, which TorchScript empties as it is read.
         is_tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
-        is_fused = self.enable_fusion and not is_transformed() and not is_tracing
-        return self._pooled(batch) if is_fused else self._pooled_one_by_one(batch)
-
-    def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:
-        """One request for all features, `[B, D]` in the order of the outputs."""
-        outputs = self._in_order_of(batch)
+        if not self.enable_fusion or is_transformed() or is_tracing:
+            return self._pooled_one_by_one(batch)
+        keys, values, offsets, weights_N = batch.parts()
+        outputs = self._outputs if keys == self._output_names else self._in_order_of(batch)
         bags = self._modules_of(outputs)
-        return self._in_own_order(outputs, _with_means(self._sums(batch, outputs, bags), batch, bags))
+        ids_N, weights_N = check_ids(values), None if weights_N is None else _weights(batch, bags)
+        # A graph uses no prefetches.
+        has_rows = not torch.compiler.is_compiling() and (self._prefetch_handles or self._prefetches.pending)
+        rows = self._prefetched(batch, outputs, ids_N) if has_rows else None
+        pooled_BD = self._sums(Features(ids_N, offsets.to(torch.int64), weights_N, rows), outputs, bags)
+        if self._has_means:
+            pooled_BD = _with_means(pooled_BD, batch, bags)
+        return pooled_BD if outputs is self._outputs else self._in_own_order(outputs, pooled_BD)
 
     def _in_own_order(self, outputs: list[Output], pooled_BD: Tensor) -> Tensor:
         """Puts the columns of `outputs` into the order of this collection."""
@@ -396,14 +400,13 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         columns = dict(zip(outputs, pooled_BD.split(self._dims(outputs), dim=1), strict=True))
         return torch.cat([columns[output] for output in self._outputs], dim=1)
 
-    def _sums(self, batch: KeyedJaggedTensor, outputs: list[Output], bags: list[DistEmbeddingBag]) -> Any:
-        """The sums of all features, `[B, D]` in the order of the batch, whose outputs and tables are given."""
-        ids_N, weights_N = check_ids(batch.values()), _weights(batch, bags)
-        offsets = batch.offsets().to(torch.int64)
-        rows = self._prefetched(batch, outputs, ids_N)
-        features, tables = Features(ids_N, offsets, weights_N, rows), [bag.looked_up() for bag in bags]
-        trained = [table.requires_grad for table in tables]
-        if torch.is_grad_enabled() and len(set(trained)) > 1:
+    def _sums(self, features: Features, outputs: list[Output], bags: list[DistEmbeddingBag]) -> Any:
+        """The sums of all features, `[B, D]` in the order of `outputs`, whose modules are given."""
+        # As `looked_up`, without a call for each of many tables.
+        own = [(bag, type(bag._parameters["weight"]) is TableParameter) for bag in bags]
+        tables = [bag.table if has_own else bag.looked_up() for bag, has_own in own]
+        trained = {table.anchor.requires_grad for table in tables}
+        if torch.is_grad_enabled() and len(trained) > 1:
             return self._pooled_apart(features, outputs, tables)
         return self._pooled_together(features, outputs, tables)
 
@@ -421,7 +424,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
     def _pooled_together(self, features: Features, outputs: list[Output], tables: list[Table]) -> Any:
         """Features that are all frozen, or all trained, in one request."""
         ids_N, offsets, weights_N, rows = features
-        dims, handles = self._dims(outputs), [table.handle for table in tables]
+        dims = self._output_dims if outputs is self._outputs else self._dims(outputs)
+        handles = [table.handle for table in tables]
         if rows is None and not needs_backward(tables[0], weights_N):
             return operators.emb_bag_tables(handles, ids_N, offsets, dims, operators.SUM, weights_N)[0]
         request = (tables[0].anchor, weights_N, ids_N, offsets, dims)
@@ -441,7 +445,10 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
 
     def _by_output(self, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The batch with a key for each output: a feature that looks up several tables comes several times."""
-        batch = with_one_stride(self._with_weights_asked(batch))
+        if self._is_weighted is not None:
+            batch = self._with_weights_asked(batch)
+        if batch.variable_stride_per_key():
+            batch = with_one_stride(batch)
         if len(self._outputs) == len(self.feature_keys):
             return batch
         parts = batch.to_dict()
@@ -461,15 +468,17 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         return expanded(pooled_BD, dims, [output.feature for output in self._outputs], inverse_indices)
 
     def _in_order_of(self, batch: KeyedJaggedTensor) -> list[Output]:
-        names = batch.keys()
-        if names == [output.name for output in self._outputs]:
-            return self._outputs
         by_name = {output.name: output for output in self._outputs}
+        names = batch.keys()
         return [by_name[name] for name in names]
 
     def _output_dtype(self) -> torch.dtype:
         """The type that holds what every table's module gives."""
-        return functools.reduce(torch.promote_types, {module.output_dtype for module in self._each_module()})
+        dtype, *others = map(attrgetter("output_dtype"), list[Any](self._modules_of_tables))
+        for other in others:
+            if other != dtype:
+                dtype = torch.promote_types(dtype, other)
+        return dtype
 
     def _dims(self, outputs: list[Output]) -> list[int]:
         return [self._configs[output.table].embedding_dim for output in outputs]

@@ -89,7 +89,7 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
 
     def _eager(self, features: Any) -> dict[str, Any]:
         """`forward` outside of TorchScript."""
-        values = self._sharded_rows(features) if self._is_sharded() else self._rows(features)
+        values = self._sharded_rows(features) if self._tables[0].is_sharded else self._rows(features)
         parts = self._checked(features).to_dict()
         jagged = type_beside(features, "JaggedTensor")
         rows = {}

@@ -41,11 +41,12 @@ def embedding(
         ValueError: several padding ids in a sharded table.
         IndexError: an id out of the table's `num_embeddings`; names table, id and position.
     """
-    table = _open(table)
+    if isinstance(table, int):
+        table = default_table(table)
     if table.is_sharded:
         return _sharded_embedding(ids, table, padding_idx, scale_grad_by_freq)
     ids = check_ids(ids)
-    if not (is_transformed() or needs_backward(table, None)):
+    if not needs_backward(table, None):
         return operators.emb_read(table.handle, ids, table.dim)
     asked, padding = with_one_padding(ids, padding_idx)
     rows = _rows_with_gradients(asked, table, padding, scale_grad_by_freq)
@@ -93,7 +94,8 @@ def embedding_bag(
         ValueError: shapes that do not fit together, or an unknown mode.
         IndexError: an id out of the table's `num_embeddings`.
     """
-    table = _open(table)
+    if isinstance(table, int):
+        table = default_table(table)
     given = (input, offsets, mode, per_sample_weights, include_last_offset, padding_idx, scale_grad_by_freq)
     if table.is_sharded:
         with failing_together([table]):
@@ -140,13 +142,16 @@ def check_mode(mode: str, scale_grad_by_freq: bool) -> None:
 
 
 def needs_backward(table: Table, weights: Tensor | None) -> bool:
-    """Whether a lookup leads to gradients, of rows or of their weights.
+    """Whether a lookup leads to gradients, of rows or of weights, or a transform is under way that may ask for some.
 
     Raises:
-        RuntimeError: it does, under `torch.jit.trace`, whose programs collect none.
+        RuntimeError: it leads to gradients under `torch.jit.trace`, whose programs collect none.
     """
+    # As `is_transformed`, without a call: each lookup comes here.
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():  # type: ignore[attr-defined]
+        return True
     wants_weights = weights is not None and weights.requires_grad
-    if not (torch.is_grad_enabled() and (table.requires_grad or wants_weights)):
+    if not (torch.is_grad_enabled() and (table.anchor.requires_grad or wants_weights)):
         return False
     if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         raise RuntimeError(
@@ -242,7 +247,3 @@ def flatten_bags(ids: Tensor, offsets: Tensor | None, include_last_offset: bool)
     if offsets.shape[0] == 0 and ids.shape[0] > 0:
         raise ValueError(f"offsets must hold where each bag starts, got none for {ids.shape[0]} ids")
     return ids, torch.cat([offsets, offsets.new_full((1,), ids.shape[0])])
-
-
-def _open(table: Table | int) -> Table:
-    return default_table(table) if isinstance(table, int) else table

@@ -62,11 +62,16 @@ class PrefetchStatistics:
 
 
 class PendingPrefetches:
-    """The prefetches that were issued, those that the next forwards may consume, and statistics."""
+    """The prefetches that were issued, those that the next forwards may consume, and statistics.
+
+    Attributes:
+        pending: the handles that the next forwards may consume, oldest first.
+        statistics: counts of what was issued and used.
+    """
 
     def __init__(self) -> None:
         self._issued: OrderedDict[int, Issued] = OrderedDict()
-        self._pending: deque[int] = deque()
+        self.pending: deque[int] = deque()
         self._recorded: set[int] = set()
         self.statistics = PrefetchStatistics()
 
@@ -90,22 +95,18 @@ class PendingPrefetches:
     def make_pending(self, handle: int, counts: bool) -> None:
         """Lets the next forwards consume a prefetch; `counts` says whether statistics count it."""
         self.of(handle)
-        if handle not in self._pending:
-            self._pending.append(handle)
+        if handle not in self.pending:
+            self.pending.append(handle)
         if counts:
             self._recorded.add(handle)
 
-    def pending(self) -> list[int]:
-        """The handles that the next forwards may consume, oldest first."""
-        return list(self._pending)
-
     def take(self, names: tuple[str, ...], ids: Tensor, wait: Callable[[int], list[Tensor]]) -> list[Tensor] | None:
         """Consumes the prefetch of this batch; `None` if there is none, or the store has dropped it."""
-        for handle in self._pending:
+        for handle in self.pending:
             issued = self._issued[handle]
             if issued.is_for(names, ids):
                 return self._consume(issued, wait)
-        self.statistics.unused += len(self._pending) > 0
+        self.statistics.unused += len(self.pending) > 0
         return None
 
     def _consume(self, issued: Issued, wait: Callable[[int], list[Tensor]]) -> list[Tensor] | None:
@@ -125,8 +126,8 @@ class PendingPrefetches:
     def _forget(self, handle: int) -> None:
         del self._issued[handle]
         self._recorded.discard(handle)
-        if handle in self._pending:
-            self._pending.remove(handle)
+        if handle in self.pending:
+            self.pending.remove(handle)
 
     def report(self, reset: bool) -> dict[str, float]:
         """Returns the statistics, and starts them anew with `reset`."""

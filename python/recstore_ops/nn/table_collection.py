@@ -91,6 +91,8 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         self._modules_of_tables = nn.ModuleList(modules)
         self._tables = [module.table for module in modules]
         self._outputs = _outputs(tables)
+        self._output_names = [output.name for output in self._outputs]
+        self._output_dims = [tables[output.table].embedding_dim for output in self._outputs]
         self.feature_keys = list(dict.fromkeys(output.feature for output in self._outputs))
         self._config_names = {output.name: tables[output.table].name for output in self._outputs}
         if device is not None:
@@ -142,16 +144,13 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         places = range(len(self._configs))
         return [[output.name for output in self._outputs if output.table == place] for place in places]
 
-    def _is_sharded(self) -> bool:
-        return self._tables[0].is_sharded
-
     def _prepare_program(self) -> None:
         """Sets what a program of `torch.jit.script` reads.
 
         Raises:
             TypeError: the tables are sharded.
         """
-        if self._is_sharded():
+        if self._tables[0].is_sharded:
             super().__prepare_scriptable__()
         tables = self._tables_of(self._outputs)
         self._program_tables = [table.handle for table in tables]
@@ -213,7 +212,7 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         return list(modules)
 
     def _modules_of(self, outputs: Sequence[Output]) -> list[_Module]:
-        modules = self._each_module()
+        modules = list[Any](self._modules_of_tables)
         return [modules[output.table] for output in outputs]
 
     def _tables_of(self, outputs: Sequence[Output]) -> list[Table]:
@@ -226,13 +225,12 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
             TypeError: no `KeyedJaggedTensor`.
             ValueError: features are missing or come twice, or there are others; or there are ids behind the last bag.
         """
-        batch = own_batch(features)
-        offsets = batch.offsets()
+        batch = features if type(features) is KeyedJaggedTensor else own_batch(features)
+        keys, values, offsets, _ = batch.parts()
         # Those that trace take no numbers out of tensors.
         is_traced = torch.compiler.is_compiling() or get_proxy_mode() is not None or is_transformed()
         if offsets.is_cpu and offsets.numel() and not is_traced:
-            check_cover(batch.values().shape[0], int(offsets[-1]))
-        keys = batch.keys()
+            check_cover(values.shape[0], int(offsets[-1]))
         if keys == self.feature_keys:
             return batch
         if len(set(keys)) < len(keys):
