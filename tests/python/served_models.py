@@ -21,7 +21,7 @@ from warm_recstore import WarmRecstore
 from recstore_ops import DistEmbedding, DistEmbeddingBag
 from recstore_ops.ops import operators
 from recstore_ops.serving import export
-from recstore_ops.serving.server.grpc_messages import SERVICE, message_class
+from recstore_ops.serving.server.grpc_service import SERVICE, message_class
 
 TOKEN = "a secret"
 _MAIN = re.compile(r'^model ".*" at (https?)://([^\s,;]+)')

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recstore_ops.training.data.arriving_files import ArrivingFiles
+from recstore_ops.training.run.followed_files import ArrivingFiles
 from recstore_ops.training.run.input_config import FollowOptions
 
 pytestmark = pytest.mark.tier("quick")

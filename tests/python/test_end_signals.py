@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from warm_processes import PROCESSES
 
-from recstore_ops.cli.end_signals import EndSignals
+from recstore_ops.cli.serve import EndSignals
 
 ROUNDS = 300
 

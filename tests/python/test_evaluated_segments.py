@@ -22,7 +22,7 @@ from saved_runs import run_train
 from training_runs import drop_tables
 
 from recstore_ops import RecStoreClient, table_names
-from recstore_ops.cli.shown_segments import segments_grid
+from recstore_ops.cli.evaluate import segments_grid
 from recstore_ops.training.data.batch import NO_GROUP
 from recstore_ops.training.data.number_keys import keys_of_numbers, numbers_of_keys
 from recstore_ops.training.metrics.evaluation import Scores

@@ -16,9 +16,9 @@ from published_sums import IDS, Sums
 
 from recstore_ops.servers.server_config import Tls
 from recstore_ops.serving import Publisher, publish
-from recstore_ops.serving.following import follower_connections, publication_server
-from recstore_ops.serving.following.follower_connections import Connections, State
+from recstore_ops.serving.following import publication_server
 from recstore_ops.serving.following.publication import Current
+from recstore_ops.serving.following.publication_server import Connections, State
 from recstore_ops.serving.following.writing_publisher import WritingPublisher
 
 pytestmark = pytest.mark.tier("test")
@@ -220,8 +220,8 @@ def test_there_is_one_warning_a_peer_and_second(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(follower_connections.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(follower_connections, "_MAX_PEERS", 10)
+    monkeypatch.setattr(publication_server.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(publication_server, "_MAX_PEERS", 10)
     connections = Connections(1)
     with caplog.at_level(logging.WARNING):
         for peer in ("a", "a", "b", "a"):

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from warm_recstore import run_recstore
 
 from recstore_ops.serving import export, load_bundle
-from recstore_ops.serving.server.grpc_messages import COMPILED
+from recstore_ops.serving.server.grpc_service import COMPILED
 
 pytestmark = pytest.mark.tier("test")
 

@@ -13,7 +13,7 @@ import torch
 from served_models import ServedModel, call_with, pairs, pairs_body
 from strange_json import STRANGE, changed, paths
 
-from recstore_ops.serving.server.grpc_messages import message_class
+from recstore_ops.serving.server.grpc_service import message_class
 
 pytestmark = pytest.mark.tier("all")
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from served_models import ServedModel, bags, binary_body, bytes_of, call, call_with, mixed, pairs, pairs_body
 
-from recstore_ops.serving.server.grpc_messages import message_class
+from recstore_ops.serving.server.grpc_service import message_class
 
 pytestmark = pytest.mark.tier("test")
 

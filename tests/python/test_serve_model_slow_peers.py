@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from recstore_ops.serving import export, load_bundle
 from recstore_ops.serving.access import Access
 from recstore_ops.serving.server import serving
-from recstore_ops.serving.server.grpc_messages import SERVICE, message_class
+from recstore_ops.serving.server.grpc_service import SERVICE, message_class
 from recstore_ops.serving.server.model_server import ModelServer
 from recstore_ops.serving.server.settings import ModelServerSettings
 

@@ -18,8 +18,7 @@ from served_tables import ServerProcesses
 from warm_recstore import WarmRecstore, run_recstore
 
 from recstore_ops import DistEmbedding, SparseOptimizer, servers
-from recstore_ops.cli.top import metrics_addresses
-from recstore_ops.cli.top_figures import TableFigures, quantile, shard_figures
+from recstore_ops.cli.top import TableFigures, metrics_addresses, quantile, shard_figures
 from recstore_ops.servers.metrics_text import NoMetrics, Scrape, fetch, parse
 from recstore_ops.servers.serve_settings import Durability, LogLevel, ServeSettings, load_served_file, serve_settings
 from recstore_ops.servers.server_config import ServerAddress, served_shards

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -13,7 +16,6 @@ import typer
 
 from recstore_ops import _native
 from recstore_ops.cli.access_options import Insecure, TlsCertificate, TlsClientCa, TlsKey, TokenFile
-from recstore_ops.cli.end_signals import EndSignals
 from recstore_ops.config.command_options import path_option, takes_options_of
 from recstore_ops.config.config_file import ConfigFile
 from recstore_ops.servers.addresses import is_address
@@ -26,6 +28,26 @@ from recstore_ops.servers.serve_settings import (
     shard_directory,
 )
 from recstore_ops.servers.server_config import ServerAddress, ServerList, Tls, read_token, served_shards
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class EndSignals:
+    """Hears SIGTERM, SIGINT and SIGHUP from its making on until the process ends, on the main thread."""
+
+    def __init__(self) -> None:
+        # A handler in Python runs between two instructions: one that comes as a wait begins would end no wait. The
+        # interpreter itself writes to this pipe, at once and on whichever thread the signal finds.
+        self._reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: None)
+
+    def came(self, timeout: float) -> bool:
+        """Whether one has come, or comes within `timeout` seconds."""
+        return bool(select.select([self._reading], [], [], timeout)[0])
+
 
 _Config = Annotated[Path | None, path_option("Serve the shards of `cache_ps.servers` in this file.")]
 _Shard = Annotated[int | None, typer.Option(help="Serve this shard only.", min=0, show_default="all")]

@@ -3,22 +3,197 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from os import PathLike
 from os.path import lexists
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from recstore_ops import _native
 from recstore_ops.checkpoint.arguments import checked_directory
+from recstore_ops.checkpoint.progress import shown
 from recstore_ops.config.directory import Directory
 from recstore_ops.forgetting.bundles import BundlePlace
-from recstore_ops.forgetting.location import Location
-from recstore_ops.forgetting.publications import PublicationPlace
-from recstore_ops.forgetting.stores import StorePlace
-from recstore_ops.serving.following.names import CURRENT
-from recstore_ops.serving.following.publication import Current
+from recstore_ops.forgetting.id_set import IdSet, Match, are_certain
+from recstore_ops.forgetting.location import Location, Scan, held, held_perhaps
+from recstore_ops.forgetting.report import SKETCHED, Kind, Occurrence
+from recstore_ops.serving.following.names import CURRENT, UPDATES
+from recstore_ops.serving.following.publication import Current, Segment, names_in
+from recstore_ops.serving.following.publication_files import PublicationFiles
+from recstore_ops.serving.following.update import TableChanges, Update
 from recstore_ops.serving.manifest import NAME as MANIFEST
+from recstore_ops.serving.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class PublicationPlace:
+    """A publication whose publisher does not run. Its followers begin anew, and have the ids no longer.
+
+    Attributes:
+        path: the directory.
+    """
+
+    path: Path
+    kind: Kind = "publication"
+
+    def tables(self) -> set[str]:
+        """Returns the names of its tables; raises OSError if it is damaged."""
+        return BundlePlace(self.path / Current.read(self.path).base.name).tables()
+
+    def look(self, tables: Sequence[str], ids: IdSet) -> Scan:
+        """Returns what bases and updates have of ids; raises OSError if a file is damaged."""
+        found: list[Occurrence] = []
+        for stretch in self._stretches():
+            found += BundlePlace(self.path / stretch.base.name).look(tables, ids).held
+            for update in self._updates(stretch):
+                found += held(self.path / update.name, "update", _of(update, tables, ids))
+        return Scan(found)
+
+    def forget(self, tables: Sequence[str], ids: IdSet, look: Scan, progress: bool | None) -> tuple[int, int]:
+        """Writes base and updates anew; raises ValueError if a publisher runs."""
+        if not look.held:
+            return 0, 0
+        with Directory(self.path) as directory:
+            directory.check_plain(below=True)
+        files, history = PublicationFiles(self.path), uuid.uuid4().hex[:8]
+        written = [0, 0]
+
+        def write_base(before: Path, after: Path) -> None:
+            _link(before, after)
+            place = BundlePlace(after)
+            written[:] = place.forget(tables, ids, place.look(tables, ids), progress)
+
+        try:
+            assert files.current is not None, "it has been looked at"
+            newest = files.current.stretches()[0]
+            updates = [_without(update, history, tables, ids) for update in self._updates(newest)]
+            files.begin_history(history, write_base, updates)
+        finally:
+            files.close()
+        return written[0], written[1] + sum((self.path / update.name).stat().st_size for update in updates)
+
+    def explained(self) -> set[Path]:
+        """Returns what the publication says, and all that it says there is."""
+        files = {self.path / CURRENT}
+        for stretch in self._stretches():
+            files |= BundlePlace(self.path / stretch.base.name).explained()
+            files |= {self.path / name for name in self._names(stretch)}
+        return files
+
+    def _stretches(self) -> list[Segment]:
+        """The bases that are there, each with its updates."""
+        there = Current.read(self.path).stretches()
+        with Directory(self.path) as directory:
+            return [stretch for stretch in there if directory.kind(stretch.base.name) is not None]
+
+    def _names(self, stretch: Segment) -> list[str]:
+        """The updates that are there, in their order."""
+        with Directory(self.path) as directory:
+            names = [name for name in names_in(directory) if name.folder == UPDATES and stretch.has(name)]
+        return list(map(str, sorted(names, key=lambda name: name.number)))
+
+    def _updates(self, stretch: Segment) -> Iterator[Update]:
+        for name in self._names(stretch):
+            with Directory(self.path) as directory:
+                yield Update.from_bytes(directory.read(name), name)
+
+
+def _link(before: Path, after: Path) -> None:
+    """Makes a bundle of the files of another one, which stay one with those.
+
+    Raises:
+        OSError: one of them is no regular file.
+    """
+    names = Manifest.read(before).names()
+    (after / "tables").mkdir(parents=True)
+    with Directory(after) as made:
+        for name in sorted(names):
+            os.link(before / name, after / name, follow_symlinks=False)
+            made.open(name).close()
+
+
+def _of(update: Update, tables: Sequence[str], ids: IdSet) -> Match:
+    named = [changes for name, changes in update.tables.items() if name in tables]
+    return sum((ids.among(_ids(part)) for each in named for part in (each.ids, each.deleted)), Match())
+
+
+def _without(update: Update, history: str, tables: Sequence[str], ids: IdSet) -> Update:
+    kept: Mapping[str, TableChanges] = {
+        name: _kept(changes, ids) if name in tables else changes for name, changes in update.tables.items()
+    }
+    return replace(update, history=history, tables=kept)
+
+
+def _kept(changes: TableChanges, ids: IdSet) -> TableChanges:
+    own, deleted = _ids(changes.ids), _ids(changes.deleted)
+    stay = ~np.isin(own, ids.values)
+    rows = np.frombuffer(changes.rows, np.uint8).reshape(len(own), -1) if len(own) else np.empty((0, 0), np.uint8)
+    return TableChanges(own[stay].tobytes(), rows[stay].tobytes(), deleted[~np.isin(deleted, ids.values)].tobytes())
+
+
+def _ids(data: bytes) -> NDArray[np.int64]:
+    return np.frombuffer(data, "<i8")
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """A directory of snapshots, or of one server, with or without a log.
+
+    The snapshots that have ids go; a full one without them takes the place of the newest, and of the log.
+
+    Attributes:
+        path: the directory.
+        kind: which of the two.
+    """
+
+    path: Path
+    kind: Kind
+
+    def tables(self) -> set[str]:
+        """Returns the names of the tables of all snapshots, and of those that a log has opened since.
+
+        Raises:
+            ValueError: a server uses the directory, or it has not been its leader's.
+            OSError: something in a server's directory is a link, or neither file nor directory.
+            RuntimeError: a file is damaged.
+        """
+        if self.kind == "server":
+            with Directory(self.path) as directory:
+                directory.check_plain(below=True)
+        return set(_native.tables_in(str(self.path))["tables"])
+
+    def look(self, tables: Sequence[str], ids: IdSet) -> Scan:
+        """Returns what snapshots and log have of ids; raises RuntimeError if a file is damaged."""
+        native = _native.ids_in(str(self.path), list(tables), list(ids))
+        look = Scan(snapshots=native["holding"], seen=native["snapshots"], is_unfinished=native["unfinished"])
+        for each in native["held"]:
+            found = Match(dict(each["ids"]))
+            # The counters of a sketch may be those of other ids, and what is in a log is searched byte by byte.
+            is_certain = are_certain(found) if each["what"] == "log" else each["what"] != SKETCHED
+            look.held.extend(held(self.path / each["file"], each["what"], found, is_certain=is_certain))
+        for snapshot, metadata in native["metadata"]:
+            found, where = ids.in_text(metadata.encode()), f"metadata of snapshot {snapshot}"
+            look.stays.extend(held_perhaps(self.path / native["manifest"], where, found))
+        return look
+
+    def forget(self, tables: Sequence[str], ids: IdSet, look: Scan, progress: bool | None) -> tuple[int, int]:
+        """Removes the ids that `look` found, and the remains of a save that was cut off."""
+        if not look.held and not look.is_unfinished:
+            return 0, 0
+        left = {"tables": list(tables), "ids": list(ids), "snapshots": look.seen, "holding": look.snapshots}
+        with shown("forgetting", progress) as native:
+            return _native.delete_ids(str(self.path), left, native)
+
+    def explained(self) -> set[Path]:
+        """Returns the files of snapshots and log, and those that cannot have ids."""
+        return {self.path / file for file in _native.tables_in(str(self.path))["files"]}
+
 
 _CHECKPOINT_FORMAT, _BUNDLE_FORMAT = "recstore-checkpoint", "recstore bundle"
 _OF_RUN = ("checkpoint", "best")
@@ -100,4 +275,4 @@ def _checkpoint(path: Path) -> StorePlace:
     return StorePlace(path, "checkpoint")
 
 
-__all__ = ["find_places", "places_below"]
+__all__ = ["PublicationPlace", "StorePlace", "find_places", "places_below"]
