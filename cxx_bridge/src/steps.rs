@@ -1,8 +1,8 @@
 //! Optimizer steps of tables, of whatever stores.
 
 use recstore::{
-    CollectedStep, EmbeddingStore, Error, GradientChunk, PartialStep, Result, RowlessTable, Serial, Step,
-    TableDescription, TableId, TableUpdate,
+    CollectedStep, EmbeddingStore, Error, GradientChunk, PartialStep, Result, Serial, Step, TableDescription,
+    TableId, TableUpdate, TableValidator,
 };
 use recstore_ps::AsyncTarget;
 
@@ -95,10 +95,10 @@ impl AsyncTarget for &'static Registry {
 fn check(store: &dyn EmbeddingStore, updates: &[TableUpdate<'_>]) -> Result<()> {
     let table = |update: &TableUpdate<'_>| {
         let TableDescription { name, config, .. } = store.table("emb_update", update.table)?.describe()?;
-        RowlessTable::new(&name, &config)
+        TableValidator::new(&name, &config)
     };
     let tables = updates.iter().map(table).collect::<Result<Vec<_>>>()?;
-    RowlessTable::merge(&Serial, &tables.iter().zip(updates).collect::<Vec<_>>()).map(drop)
+    TableValidator::merge(&Serial, &tables.iter().zip(updates).collect::<Vec<_>>()).map(drop)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use recstore::{LocalStore, Serial, Shard};
 use recstore_fuzz::repair_log;
-use recstore_ps::{Handler, KeptState, Teamwork};
+use recstore_ps::{Handler, KeptState, WorkerSync};
 
 fuzz_target!(|bytes: &[u8]| {
     let mut bytes = bytes.to_vec();
@@ -18,5 +18,5 @@ fuzz_target!(|bytes: &[u8]| {
     fs::write(directory.path().join("incarnation"), "0123456789abcdef\n").unwrap();
     let store = Arc::new(LocalStore::new(Box::new(Serial)));
     let kept = KeptState::logged(directory.path());
-    _ = Handler::kept(store, Shard { number: 0, of: 1 }, 1 << 20, Teamwork::default(), &kept);
+    _ = Handler::kept(store, Shard { number: 0, of: 1 }, 1 << 20, WorkerSync::default(), &kept);
 });

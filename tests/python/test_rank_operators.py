@@ -18,7 +18,7 @@ from recstore_ops import DistEmbedding, Table
 from recstore_ops.ops import operators
 from recstore_ops.sharding import exchange, exchange_statistics, pipeline, shard_of
 from recstore_ops.sharding.exchange import FLAGS, Layout, Requests, exchange_messages
-from recstore_ops.sharding.pipeline import UpdateInterval
+from recstore_ops.sharding.pipeline import ExchangeTuner
 
 pytestmark = pytest.mark.tier("test")
 
@@ -157,7 +157,7 @@ def paced(seconds: dict[bool, float], monkeypatch: pytest.MonkeyPatch, batches: 
     """Which batches are exchanged ahead where each way takes some seconds; one batch is always begun ahead."""
     clock = [0.0]
     monkeypatch.setattr(pipeline, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    own, chosen, note = UpdateInterval(), [], 0
+    own, chosen, note = ExchangeTuner(), [], 0
     for number in range(batches):
         if own.is_decided_now and note:
             own.decide([note, *others])
@@ -185,7 +185,7 @@ def test_the_ranks_together_choose(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_time_is_measured(table_name: Callable[[], str]) -> None:
-    own = UpdateInterval()
+    own = ExchangeTuner()
     for _ in range(4):
         own.begin()
     for _ in range(3):

@@ -20,8 +20,8 @@ from recstore_ops.training import (
     Evaluation,
     EvaluationRecord,
     MemoryRows,
+    QueryItemSplit,
     RankedPart,
-    Sides,
     StepRecord,
     TrainingConfig,
     TrainingInput,
@@ -37,7 +37,7 @@ from recstore_ops.training.metrics import retrieval
 pytestmark = pytest.mark.tier("quick")
 
 TableName = Callable[[], str]
-SIDES = Sides(2, (1,))
+SIDES = QueryItemSplit(2, (1,))
 QUERIES, ITEMS = 6, 15
 
 
@@ -267,7 +267,7 @@ class TestLoop:
             epochs=1,
         )
         rows = open_input(config)
-        assert rows.with_candidates(Sides(8, (1, 2))).candidates is not None
+        assert rows.with_candidates(QueryItemSplit(8, (1, 2))).candidates is not None
         test = train_new(config, name)[-1].test
         assert test is not None
         assert test.rows == 500

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recstore_ops import SparseOptimizer
 from recstore_ops.training import Batch, NnTables, StoreTables, concatenate
-from recstore_ops.training.data.query_items import Sides, first_of_each, row_keys, select_fields
+from recstore_ops.training.data.query_items import QueryItemSplit, first_of_each, row_keys, select_fields
 from recstore_ops.training.models import TwoTower
 from recstore_ops.training.models.two_tower import ItemFrequency
 
@@ -203,7 +203,7 @@ class TestLosses:
 
 class TestSides:
     def test_have_their_fields(self) -> None:
-        sides = Sides(3, ITEMS)
+        sides = QueryItemSplit(3, ITEMS)
         query, item = sides.query(BATCH), sides.item(BATCH)
         assert query.ids.tolist() == [int(id) for row in range(6) for id in bag_of(BATCH, row, 0)]
         assert item.ids.tolist() == [int(id) for row in range(6) for f in ITEMS for id in bag_of(BATCH, row, f)]
@@ -228,7 +228,7 @@ class TestSides:
     )
     def test_that_are_none_are_refused(self, items: Sequence[int], message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            Sides(3, tuple(items))
+            QueryItemSplit(3, tuple(items))
 
 
 def bag_of(batch: Batch, row: int, field: int) -> Tensor:
@@ -239,7 +239,7 @@ def bag_of(batch: Batch, row: int, field: int) -> Tensor:
 
 class TestRowKeys:
     def test_are_equal_for_equal_features_only(self) -> None:
-        _, first, which = first_of_each(row_keys(Sides(3, ITEMS).item(BATCH)))
+        _, first, which = first_of_each(row_keys(QueryItemSplit(3, ITEMS).item(BATCH)))
         found = {frozenset((which == each).nonzero().squeeze(1).tolist()) for each in range(len(first))}
         assert found == {frozenset(rows) for rows in SAME_ITEM}
         assert sorted(first.tolist()) == [0, 1, 2, 4]

@@ -381,8 +381,10 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         is_tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
         if not self.enable_fusion or is_transformed() or is_tracing:
             return self._pooled_one_by_one(batch)
-        keys, values, offsets, weights_N = batch.parts()
-        outputs = self._outputs if keys == self._output_names else self._in_order_of(batch)
+        values, weights_N, offsets = batch._values, batch._weights, batch._offsets
+        if offsets is None:
+            offsets = batch.offsets()
+        outputs = self._outputs if batch._keys == self._output_names else self._in_order_of(batch)
         bags = self._modules_of(outputs)
         ids_N, weights_N = check_ids(values), None if weights_N is None else _weights(batch, bags)
         # A graph uses no prefetches.

@@ -226,7 +226,10 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
             ValueError: features are missing or come twice, or there are others; or there are ids behind the last bag.
         """
         batch = features if type(features) is KeyedJaggedTensor else own_batch(features)
-        keys, values, offsets, _ = batch.parts()
+        # Attributes in place of methods: a forward passes fewer Python frames.
+        keys, values, offsets = batch._keys, batch._values, batch._offsets
+        if offsets is None:
+            offsets = batch.offsets()
         # Those that trace take no numbers out of tensors.
         is_traced = torch.compiler.is_compiling() or get_proxy_mode() is not None or is_transformed()
         if offsets.is_cpu and offsets.numel() and not is_traced:

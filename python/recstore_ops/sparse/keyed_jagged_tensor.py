@@ -261,12 +261,6 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         """The weights of all ids, `[N]`, if there are any."""
         return self._weights
 
-    @torch.jit.unused
-    def parts(self) -> tuple[list[str], Tensor, Tensor, Tensor | None]:
-        """Keys, values, offsets and weights, in one call."""
-        offsets = self._offsets
-        return self._keys, self._values, self.offsets() if offsets is None else offsets, self._weights
-
     def lengths(self) -> Tensor:
         """The number of ids of each bag, `[F * B]`."""
         lengths = lengths_of(self._lengths, self._offsets)

@@ -18,7 +18,7 @@ use crate::durable::state_directory::{Durability, StateDirectory, is_server_dire
 use crate::durable::{MANIFEST, in_file};
 use crate::handler::Handler;
 use crate::wire::codec::{Management, Request};
-use crate::wire::standing::{Role, Standing};
+use crate::wire::replica_role::{ReplicaRole, Role};
 use crate::workers::WorkerSync;
 
 /// What a save to a checkpoint locks.
@@ -135,7 +135,7 @@ pub fn forget(
     }
 }
 
-fn check_leads(path: &Path, standing: &Standing) -> Result<()> {
+fn check_leads(path: &Path, standing: &ReplicaRole) -> Result<()> {
     match &standing.role {
         Role::Leader => Ok(()),
         Role::Follower { leader } => {

@@ -30,7 +30,7 @@ use crate::wire::store_metadata::StoreMetadata;
 use crate::workers::{Contribution, WorkerSync, Workers};
 use clients::Clients;
 use publications::Publications;
-pub(crate) use replica_role::{Progress, Stream, not_following};
+pub(crate) use standing::{Progress, Stream, not_following};
 
 /// A store and who changed it.
 pub struct Handler {
@@ -448,7 +448,7 @@ impl Handler {
             Management::Confirm { number } => done(self.confirm(client, *number))?,
             Management::StandDown { epoch } => Managed::StoodDown { last: self.stand_down(*epoch)? },
             Management::Promote {} => return Err(not_following(&self.standing())),
-            Management::Follow(_) => return Err(replica_role::not_streamed()),
+            Management::Follow(_) => return Err(standing::not_streamed()),
             Management::Load(load) => Managed::Loaded { report: self.load(load)? },
             Management::Join { worker } => {
                 workers.join(client, *worker)?;

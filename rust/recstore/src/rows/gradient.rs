@@ -9,7 +9,7 @@ use crate::kernel::cache::{Cache, prefetch, prefetch_one, rows_near, rows_of_lin
 use crate::kernel::elements::{AddScaled, add_row, for_each_element};
 use crate::kernel::parallel::{Executor, for_each_mut, parts_for};
 use crate::kernel::simd::{Kernel, Lanes, Simd};
-use crate::kernel::sorting::{CountedKeys, Place, SortedIds, SortedPart};
+use crate::kernel::sorting::{CountedKeys, Keyed, SortedIds, SortedPart};
 use crate::rows::distinct::are_distinct;
 use crate::{Error, Result};
 
@@ -395,10 +395,10 @@ impl Kernel for SumGradients<'_, '_> {
 /// Sums the rows of equal keys, which lie side by side in `places`, from zero and in their order. How many there are of
 /// a key cannot be predicted, so nothing branches by it: a row is added to the sum before it, or to none of its bits.
 #[inline(always)]
-fn sum_rows(places: &[Place<u64>], rows: &[f32], dim: usize, sums: &mut [f32]) {
+fn sum_rows(places: &[Keyed<u64>], rows: &[f32], dim: usize, sums: &mut [f32]) {
     const LINES_AHEAD: usize = 128;
     let ahead = rows_of_lines(LINES_AHEAD, dim);
-    let row = |place: &Place<u64>| &rows[place.position as usize * dim..][..dim];
+    let row = |place: &Keyed<u64>| &rows[place.position as usize * dim..][..dim];
     let (mut sum, mut rank) = (0, places.first().map_or(0, |place| place.rank));
     let mut kept = 0;
     for (number, place) in places.iter().enumerate() {

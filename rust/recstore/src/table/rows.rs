@@ -20,7 +20,7 @@ use super::sweep::Sweep;
 use crate::kernel::drawn::drawn_number;
 use crate::kernel::parallel::Serial;
 use crate::lifecycle::Usage;
-use crate::optimizer::Kept;
+use crate::optimizer::DecayFactor;
 use crate::{Error, Result};
 
 /// What the lock of a table guards.
@@ -53,7 +53,7 @@ pub(super) struct Rows {
     pub(super) learning_rate_was_set: bool,
     pub(super) step: u64,
     /// What its steps leave of weights that they do not change, of a table where such weights decay.
-    pub(super) kept: Kept,
+    pub(super) kept: DecayFactor,
     pub(super) inserts: u64,
     pub(super) updates: u64,
     pub(super) deletes: u64,

@@ -18,7 +18,7 @@ use super::table::Table;
 use crate::kernel::bits::Bits;
 use crate::kernel::cache::Cache;
 use crate::kernel::parallel::Serial;
-use crate::optimizer::{Kept, Slot, Slots};
+use crate::optimizer::{DecayFactor, Slot, Slots};
 use crate::rows::any_row_type::with_row_type;
 use crate::rows::row_type::RowType;
 use crate::{Error, Result, fork};
@@ -56,7 +56,7 @@ pub(crate) struct TableProgress {
     pub(crate) sweep: Option<SweepSteps>,
     /// Of a table whose rows decay while steps leave them alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) idle_kept: Option<Kept>,
+    pub(crate) idle_kept: Option<DecayFactor>,
 }
 
 impl TableProgress {
@@ -296,9 +296,13 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::StateMismatch`]: none was given to a table that needs one, or one to another, or it is none.
-    pub(super) fn kept_of(&self, given: Option<impl Serialize>, product: Option<Kept>) -> Result<Kept> {
+    pub(super) fn kept_of(
+        &self,
+        given: Option<impl Serialize>,
+        product: Option<DecayFactor>,
+    ) -> Result<DecayFactor> {
         match (self.config.optimizer.idle_decay(), &given, product) {
-            (None, None, _) => Ok(Kept::default()),
+            (None, None, _) => Ok(DecayFactor::default()),
             (Some(_), _, Some(kept)) => Ok(kept),
             (decay, ..) => {
                 let expected = if decay.is_some() { "a fraction and an exponent" } else { "none" };

@@ -8,7 +8,7 @@ use super::rows::Rows;
 use super::table::Table;
 use crate::calls::OptimizerState;
 use crate::kernel::bits::Bits;
-use crate::optimizer::Kept;
+use crate::optimizer::DecayFactor;
 use crate::{Error, Result};
 
 const OPERATION: &str = "put_optimizer_states";
@@ -54,8 +54,8 @@ impl Table {
         Ok(())
     }
 
-    fn kept_of_state(&self, state: &OptimizerState<'_>) -> Result<Kept> {
-        self.kept_of(state.idle_kept, state.idle_kept.and_then(Kept::of_pair))
+    fn kept_of_state(&self, state: &OptimizerState<'_>) -> Result<DecayFactor> {
+        self.kept_of(state.idle_kept, state.idle_kept.and_then(DecayFactor::of_pair))
     }
 
     /// Returns where the rows of a state lie, which must be all that there are.

@@ -21,7 +21,7 @@ use crate::calls::{TableDescription, TableStatistics};
 use crate::config::{AdmissionConfig, TableConfig};
 use crate::kernel::hash::mix;
 use crate::kernel::simd::Simd;
-use crate::optimizer::{Kept, PreparedRule, Slot, UpdateRules};
+use crate::optimizer::{DecayFactor, PreparedRule, Slot, UpdateRules};
 use crate::rows::any_row_type::{AnyRowType, with_row_type};
 use crate::rows::row_type::RowType;
 use crate::{Result, fork};
@@ -88,7 +88,7 @@ impl Table {
                 learning_rate: config.optimizer.learning_rate(),
                 learning_rate_was_set: false,
                 step: 0,
-                kept: Kept::default(),
+                kept: DecayFactor::default(),
                 inserts: 0,
                 updates: 0,
                 deletes: 0,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::config::{MAX_FLOATS_PER_BLOCK, OptimizerConfig, TableConfig};
 use crate::optimizer::{
-    AnyRule, Average, Idle, IdleSteps, Kept, NamedRule, OwnRule, PreparedRule, Slot, Slots, UpdateRule,
-    UpdateRules, average_slots, idle_slot, text_of,
+    AnyRule, Average, DecayFactor, Idle, IdleSteps, NamedRule, OwnRule, PreparedRule, Slot, Slots,
+    UpdateRule, UpdateRules, average_slots, idle_slot, text_of,
 };
 use crate::{Error, Result};
 
@@ -57,7 +57,7 @@ impl TableRule {
 
     /// Computes the scalars of step `step` (from 1) at learning rate `lr`, the last of `steps` after `kept`; of none for
     /// rows that are changed between steps.
-    pub(super) fn prepare(&self, lr: f64, step: u64, kept: Kept, steps: u64) -> PreparedRule {
+    pub(super) fn prepare(&self, lr: f64, step: u64, kept: DecayFactor, steps: u64) -> PreparedRule {
         let rule = match &self.own {
             None => self.config.prepare(lr, step),
             Some(rule) => AnyRule::Own(OwnRule::new(Arc::clone(rule), lr, step)),
@@ -69,7 +69,7 @@ impl TableRule {
 
     /// Returns what the steps before the last of `steps` after `kept` do to rows that they leave alone, and with it. The
     /// others, that this table was told nothing of, had the same learning rate.
-    fn idle_steps(&self, lr: f64, step: u64, kept: Kept, steps: u64) -> Option<IdleSteps> {
+    fn idle_steps(&self, lr: f64, step: u64, kept: DecayFactor, steps: u64) -> Option<IdleSteps> {
         if !self.config.catches_up() {
             return None;
         }
@@ -81,7 +81,7 @@ impl TableRule {
     }
 
     /// Returns what the steps up to `step` do to rows that they leave alone, if anything: `kept` is what they left.
-    pub(super) fn idle(&self, kept: Kept, step: u64) -> Option<Idle> {
+    pub(super) fn idle(&self, kept: DecayFactor, step: u64) -> Option<Idle> {
         Idle::up_to(&self.config, kept, step)
     }
 
