@@ -21,6 +21,7 @@ auto call(Body&& body) {
   try {
     return body();
   } catch (const rust::Error& error) {
+    // By its text, which is all of an error that comes over the bridge.
     if (is_index_error(error.what())) {
       throw std::out_of_range(error.what());
     }
@@ -99,6 +100,7 @@ inline int64_t row_dim(const char* op, const char* what, const Name& name, const
 // `what` and those of a wrong dim `row_text`.
 inline int64_t table_of_rows(
     const char* op, const char* what, const char* row_text, const Tensor& table, const Tensor& ids, const Tensor& rows) {
+  // A function: only a message needs the name, which takes a search of its own.
   const auto name = [&] { return std::string(table_text(op, table_words(op, table))); };
   return table_of_dim(op, row_text, table, row_dim(op, what, name, ids, rows));
 }

@@ -63,6 +63,7 @@ inline Tensor ngram_ids_op(const Tensor& tokens, int64_t n, int64_t tables, int6
   if (tokens.dim() == 0) {
     refuse(op, ": tokens must have at least one dimension, got shape []");
   }
+  // Before ids are made, whose number depends on `tables`.
   call([&] { check_ngrams(n, tables, vocab); });
   const Tensor host = host_ids(op, tokens, "tokens");
   const Tensor ids = new_ids(row_shape(tokens, tables));

@@ -49,6 +49,7 @@ class KeptTensor {
   }
 
  private:
+  // Before `tensor_`: members are made in the order of declaration, and without a version the tensor is copied.
   std::optional<int64_t> version_;
   Tensor tensor_;
   const void* start_;

@@ -67,6 +67,7 @@ inline AtenTensorHandle large_tensor(const Shape& shape, int32_t dtype, std::siz
         0,
         give_back,
         &*memory));
+    // Only now the tensor owns it: after an error above the box would have given it back.
     std::move(memory).into_raw();
   }
   return handle;

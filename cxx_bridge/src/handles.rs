@@ -144,6 +144,7 @@ impl Handles {
     pub(crate) fn defer(&mut self, id: PrefetchId, ids: &[i64], dim: usize, most: usize) {
         self.deferred.insert(id, (ids.to_vec(), dim));
         if self.deferred.len() > most {
+            // Prefetches are numbered as they are issued, so the first is the oldest.
             self.deferred.pop_first();
         }
     }

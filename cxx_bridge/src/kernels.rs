@@ -187,6 +187,7 @@ pub(crate) fn emb_prefetch_default(dim: usize, ids: &[i64]) -> Outcome<i64> {
 /// The ids of table t lie from `splits[t]` up to `splits[t + 1]`.
 pub(crate) fn emb_prefetch_tables(tables: &[i64], ids: &[i64], splits: &[i64]) -> Outcome<i64> {
     guard(|| {
+        // First, as the ids are cut by the splits.
         check_offsets("emb_prefetch", "splits", splits, ids.len())?;
         let registry = registry()?;
         let parts = splits.windows(2).map(|pair| &ids[pair[0] as usize..pair[1] as usize]);
@@ -201,6 +202,7 @@ pub(crate) fn emb_wait(prefetch: i64, dims: &[i64]) -> Outcome<Box<Fetched>> {
     guard(|| {
         let (registry, id) = (registry()?, PrefetchId(prefetch));
         let issued = registry.issued_dims(id)?;
+        // Before it is consumed: a wrong dim leaves the prefetch as it was.
         if !dims.is_empty() && !issued.iter().map(|&dim| dim as i64).eq(dims.iter().copied()) {
             return Err(Failure::Runtime(format!(
                 "emb_wait_result: prefetch handle {prefetch} has rows of dims {issued:?}, got dim {}",
@@ -346,6 +348,7 @@ pub(crate) fn accept_bag_grads(
         for ((&collector, &table), part) in collectors.iter().zip(tables).zip(parts) {
             chunks.entry((collector, table)).or_default().push(Box::new(part));
         }
+        // All of them before the first collector gets anything.
         for &(collector, table) in chunks.keys() {
             registry()?.collector("accept_grad", collector)?;
             registry()?.with_table("accept_grad", table, |table| table.check_open("accept_grad"))?;

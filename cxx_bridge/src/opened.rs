@@ -25,6 +25,7 @@ impl Registry {
         let (unused, frozen) = self.change_state(|state| {
             state.handles.release(handle).map(|unused| (unused, state.stores.frozen()))
         })?;
+        // Outside `change_state`: the store passes the fork's gate itself, which a call must pass once only.
         if let Some(place) = unused.filter(|place| place.store == FROZEN) {
             frozen.close(place.table);
         }
@@ -94,6 +95,8 @@ impl Registry {
             let tables: Vec<TableId> = places.iter().map(|place| place.table).collect();
             Ok((number, state.stores.store(number), tables))
         })?;
+        // Outside `read_state`: the store passes the fork's gate itself, and the registry is free for others
+        // meanwhile.
         work(&*store, &tables).map_err(|error| self.name_dropped(operation, number, error))
     }
 

@@ -128,6 +128,7 @@ pub(crate) fn accept_rank_grads(
             let part = TensorPart {
                 ids: piece.ids.clone(),
                 floats: piece.floats.clone(),
+                // Behind the places and the tag of each piece before.
                 first_place: piece.ids.start + number * PLACES_TAG,
                 stride: dims[table],
                 first_column: 0,
@@ -147,6 +148,7 @@ fn pieces<'a>(operation: &str, counts: &[i64], dims: &'a [usize]) -> Outcome<Ran
         let message = format!("{} tables need a count each for every rank, got {}", dims.len(), counts.len());
         return Err(failure(operation, &message));
     }
+    // In 128 bits, so that no product of numbers that a caller gives overflows.
     let elements = counts.iter().zip(dims.iter().cycle()).map(|(&count, &dim)| count as u128 * dim as u128);
     if elements.sum::<u128>() > MAX_ELEMENTS {
         return Err(failure(operation, &format!("more than {MAX_ELEMENTS} elements")));

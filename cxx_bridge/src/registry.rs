@@ -46,6 +46,7 @@ impl State {
 /// # Errors
 /// `RECSTORE_SIMD` names a level that is unknown or that this machine lacks.
 pub fn registry() -> Result<&'static Registry, Failure> {
+    // A failure is not kept: the next call reads the variable again.
     REGISTRY.get_or_try_init(|| {
         let simd = match env::var(SIMD_VARIABLE) {
             Ok(level) => {

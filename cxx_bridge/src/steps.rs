@@ -28,6 +28,7 @@ impl Registry {
             error: self.name_dropped(operation, store, error),
             stepped: stepped.to_vec(),
         };
+        // One store checks all of its tables by itself; several must not change before another one refuses.
         if groups.len() > 1 {
             for (store, updates) in &groups {
                 check(&*self.store_numbered(*store), updates).map_err(|error| failed(*store, error, &[]))?;
@@ -53,6 +54,7 @@ impl Registry {
         updates: &[TableUpdate<'_>],
     ) -> Result<()> {
         let result = store.update(updates);
+        // A step that was cut short has changed rows too: prefetches of them are read again.
         if matches!(result, Ok(_) | Err(Error::StepCutShort(_))) {
             self.note_updates(number, updates, !matches!(result, Ok(0)));
         }

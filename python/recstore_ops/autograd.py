@@ -49,6 +49,7 @@ def collect_bags(
         feature_operators.accept_feature_grads(tables, collectors, ids, offsets, grads, dims, weights, padding_idx)
         return
     ids, grads, weights = unshared(ids), unshared(grads), None if weights is None else unshared(weights)
+    # A graph uses the memory of gradients again without notice, so there the collector copies.
     keep = not torch.compiler.is_compiling()
     operators.accept_bag_grads(collectors, tables, ids, offsets, grads, dims, weights, padding_idx, places, keep)
 
@@ -63,6 +64,7 @@ def _collect(
     places: Tensor | None = None,
 ) -> None:
     """Collects gradients in the backward of a function that has the anchor only, so that the pass is about it."""
+    # A graph runs as one node for all its inputs, so an operator asks when it runs.
     if torch.compiler.is_compiling():
         asked_gradients.accept_asked_grad(anchor, collector, table, ids, grads, padding_idx, places)
     elif anchor.requires_grad:  # It may be frozen since the lookup.
@@ -82,6 +84,7 @@ class _DistEmbFunction(Function):
         dim: int,
         padding_idx: int | None,
     ) -> Tensor:
+        # The collector keeps the ids until the step. torch counts no changes of memory that numpy shares.
         ids = unshared(ids)
         rows, places = operators.emb_read_places(table, ids, dim)
         ctx.save_for_backward(anchor, ids, table, collector, places)
@@ -117,6 +120,7 @@ class _DistEmbBagFunction(Function):
         pooled_BD, max_positions_BD, places = operators.emb_bag_places(
             [table], ids, offsets, [dim], mode, weights_N, padding_idx
         )
+        # The gradient of weights needs the rows of this moment: a step before `backward` would change them.
         needs_rows = ctx.needs_input_grad[1]
         rows_ND = operators.emb_read(table, ids, dim) if needs_rows else None
         ctx.save_for_backward(anchor, ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND, places)
@@ -127,6 +131,7 @@ class _DistEmbBagFunction(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         anchor, ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND, places = ctx.saved_tensors
         grad_BD = grad_outputs[0].to(torch.float32)
+        # A maximum takes no weights, so the anchor is the only input that such a pass can be about.
         if ctx.mode == operators.MAX:
             grad_ND = _max_gradients(grad_BD, max_positions_BD, ids.shape[0])
             _collect(anchor, collector, table, ids, grad_ND, ctx.padding_idx, places)
@@ -165,6 +170,7 @@ class _Bags(NamedTuple):
             asked_gradients.accept_asked_bag_grads(
                 anchor, collectors, tables, ids, offsets, grad_BD, dims, weights_N, padding_idx, places
             )
+        # Without a gradient for weights only the anchor leads the engine here, so it need not be asked.
         elif anchor.requires_grad and (not ctx.needs_input_grad[1] or asked_gradients.reaches_anchor(ctx)):
             collect_bags(collectors, tables, ids, offsets, grad_BD, dims, weights_N, padding_idx, places)
 
@@ -215,8 +221,10 @@ def _bag_sizes(offsets: Tensor, counted_N: Tensor | None) -> Tensor:
 def _max_gradients(grad_BD: Tensor, max_positions_BD: Tensor, num_ids: int) -> Tensor:
     """Gives each column's gradient to the id that held its maximum, `[N, D]`."""
     grad_ND = grad_BD.new_zeros((num_ids, grad_BD.shape[1]))
+    # `scatter_add_` refuses index 0 of an empty dimension, and all bags are empty here.
     if num_ids == 0:
         return grad_ND
+    # An empty bag has the position -1, which is no index: it adds a zero to the first id.
     held_BD = max_positions_BD >= 0
     held_grad_BD = torch.where(held_BD, grad_BD, 0.0)
     return grad_ND.scatter_add_(0, max_positions_BD.clamp(min=0), held_grad_BD)
@@ -374,9 +382,12 @@ class _EagerEBCFunction(Function):
             pooled_BD, _, places = operators.emb_bag_places(tables, ids, offsets, dims, operators.SUM, weights_N)
             rows_ND = feature_operators.read_features(tables, ids, offsets, dims) if needs_rows else None
         else:
+            # A prefetch returns rows without their places, so the step of these ids searches the id map.
             rows, places = [part.to(ids.device) for part in rows], None
             pooled_BD = _pool_features(rows, offsets, weights_N)
             rows_ND = _filled_up(rows, max(dims)) if needs_rows else None
+        # Handles stay out of the saved tensors and, as lists, out of autograd's sight: 52 tensor arguments cost 25 us
+        # of a forward and 9 us of a backward pass.
         ctx.save_for_backward(anchor, ids, offsets, weights_N, rows_ND, places)
         ctx.dims, ctx.tables, ctx.collectors = dims, tables, collectors
         return pooled_BD

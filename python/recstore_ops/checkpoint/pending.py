@@ -42,6 +42,7 @@ class PendingSave(Future[SaveReport]):
         super().__init__()
         self.path = path
         self._number = next(_numbers)
+        # By its number: a message must not keep the handle alive whose end reports it.
         weakref.finalize(self, _tell, self._number)
         self.set_running_or_notify_cancel()
 
@@ -88,6 +89,7 @@ def begin(save: PendingSave, work: Callable[[], SaveReport], has_begun: Callable
         work: saves.
         has_begun: whether later changes are no longer part of the save.
     """
+    # No daemon: the process does not end before the save has.
     Thread(target=_run, args=(save, work), name="recstore-save").start()
     while not (has_begun() or save.done()):
         time.sleep(_SECONDS_BETWEEN_LOOKS)

@@ -118,6 +118,7 @@ def save_async(
     tell_failures()
     native = _native.CheckpointProgress()
     saving = PendingSave(os.fspath(path))
+    # Before the thread starts: other servers chosen in between would be the ones that it saves.
     if current_ps_backend() == SERVERS:
         keep_choice_until_done(saving)
     return begin(saving, lambda: SaveReport(**store.save_tables(place, arguments, native)), native.has_begun)

@@ -273,6 +273,8 @@ class _Running:
     def stop(self) -> str | None:
         """Answers the requests under way, and returns why the shard could not be saved, if so. With a log, changes
         after its last checkpoint are in the log."""
+        # With a log a checkpoint before the end spares the next start the log. Without one it comes after the last
+        # request.
         failure = self._save() if self.durability is Durability.WAL else None
         self.server.stop()
         return failure

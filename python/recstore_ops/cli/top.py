@@ -128,6 +128,7 @@ def _growth_by_bound(before: Scrape, after: Scrape) -> dict[float, float]:
         return found
 
     earlier, later = by_bound(before), by_bound(after)
+    # Counters of a server that was started again begin at zero: then all of them count as growth.
     began_again = any(later[bound] < earlier.get(bound, 0.0) for bound in later)
     return later if began_again else {bound: count - earlier.get(bound, 0.0) for bound, count in later.items()}
 
@@ -197,6 +198,7 @@ def metrics_addresses(path: Path) -> list[str]:
     for server in served_shards(file).servers:
         if not server.metrics_port:
             raise ValueError(f"{path}: shard {server.shard} has no metrics_port, or 0, which is any that is free")
+        # 0.0.0.0 and :: stand for all addresses of the server's machine, and lead other machines to themselves.
         reached = server.host if host in ("0.0.0.0", "::") else host
         found.append(str(ServerAddress(reached, server.metrics_port, server.shard)))
     return found

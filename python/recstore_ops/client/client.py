@@ -303,6 +303,7 @@ class RecStoreClient:
 
     def apply_grads(self, tables: list[Table]) -> None:
         """Takes one optimizer step with what was collected through `tables`: one per distinct id and table."""
+        # Gradients that were lent come back as clipping and scaling left them.
         for table in tables:
             table.take_back()
         operators.apply_grads([table.collector for table in tables])
@@ -311,6 +312,7 @@ class RecStoreClient:
         """The open table, opened again if another table took over the name."""
         number = store.find_table(name)
         kept = self._tables.get(name)
+        # Numbers are never given out twice: another one means that the name was dropped and made again.
         if kept is not None and kept[0] == number:
             return kept[1]
         return self._remember(name, Table.open(name))

@@ -71,9 +71,11 @@ class DistTensor:
             if table.is_new and init_func is not None:
                 fill_rows(table, shape[0], init_func, VALUE_TYPES[type_name(dtype)])
             if is_gdata:
+                # By number: a table that takes the name over later was not declared global.
                 _global_tables[name] = table.table_id
             if persistent:
                 keep(table.table_id)
+            # A table that others opened without an owner stays, so it gets none here.
             elif table.is_new or is_owned(table.table_id):
                 own(self, name, table.table_id)
         self._set(table, shape, (persistent, is_gdata))
@@ -240,6 +242,7 @@ class DistTensor:
         bound = self._shape[0]
         if bound is None:
             raise TypeError(f'table "{self.name}" has no bound that a slice could end at: give it ids')
+        # Not `arange(start, stop, step)`, which refuses the empty range of a slice such as `[5:3]`.
         found = range(*ids.indices(bound))
         return found.start + found.step * torch.arange(len(found), dtype=torch.int64, device="cpu")
 
@@ -304,11 +307,13 @@ def fill_rows(
             )
         if rows.is_meta:
             raise ValueError(f'the rows of table "{table.name}" are on the meta device, where they have no values')
+        # In parts, so that a matrix of a narrow type is never widened to float32 as a whole.
         for number in range(math.ceil(num_embeddings / _ROWS_PER_WRITE)):
             part = slice(number * _ROWS_PER_WRITE, min((number + 1) * _ROWS_PER_WRITE, num_embeddings))
             ids = torch.arange(part.start, part.stop, dtype=torch.int64, device="cpu")
             write_own(table, ids, rows[part].to(torch.float32))
     except Exception:
+        # A table without all of its first rows would be taken for a filled one by whatever opens it next.
         operators.drop_table(table.name)
         raise
 

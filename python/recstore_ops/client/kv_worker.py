@@ -101,6 +101,7 @@ class KVWorker:
         self._table = Table(name, dim, configure_table(name, dim, num_embeddings, **{**_DEFAULTS, **options}))
         keep(self._table.table_id)
         self._requests = _native.Requests(self._table.table_id, name, max_pending, max_pending_bytes, issue_timeout)
+        # It also runs when the program ends, so that pending requests are finished, and their errors reported.
         weakref.finalize(self, _finish, self._requests, os.getpid())
 
     @property
@@ -219,6 +220,7 @@ class KVWorker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # No error of a request takes the place of the block's own: the finalizer finishes what is pending, and warns.
         if error is None:
             self.close()
 
@@ -258,6 +260,7 @@ class KVWorker:
             raise TypeError(f'{operation}: vals of table "{self.name}" must be float32, got {given.dtype}')
         if self.dim == 1 and given.shape == (count,):
             given = given[:, None]
+        # Without keys any shape without elements will do: an empty list gives [0], and not [0, dim].
         if given.shape != (count, self.dim) and (count, given.numel()) != (0, 0):
             raise ValueError(
                 f'{operation}: vals of table "{self.name}" must be [{count}, {self.dim}], got {list(given.shape)}'
@@ -283,6 +286,7 @@ def _delivery(dim: int, out: Tensor | None, callback: Callback | None) -> _Deliv
 
     def deliver(timestamp: int, given: bytearray | None, error: BaseException | None) -> None:
         rows = None
+        # An error of the copy belongs to the request, and the callback has to see it.
         try:
             if given is not None:
                 rows = _as_rows(given, dim) if out is None else out.copy_(_as_rows(given, dim))
@@ -307,6 +311,7 @@ def _bytes_of(tensor: Tensor) -> bytes:
 
 
 def _as_rows(rows: bytearray, dim: int) -> Tensor:
+    # `frombuffer` refuses a buffer of no bytes.
     return (
         torch.frombuffer(rows, dtype=torch.float32).reshape(-1, dim)
         if rows

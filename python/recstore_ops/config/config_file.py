@@ -204,6 +204,7 @@ def read_document(path: Path) -> Any:
 
 def document_problems(document: Any) -> list[Problem]:
     """Returns all that is wrong with the JSON value of a configuration file."""
+    # The second takes keys and types for granted, and looks only at a document that fits the schema.
     return find_problems(document, config_schema()) or server_problems(document)
 
 
@@ -266,6 +267,7 @@ def same_entries(names: Mapping[str, str]) -> Iterator[None]:
     config = active_config()
     tables = config.embedding_tables if config else {}
     added = {name: tables[other] for name, other in names.items() if other in tables}
+    # The cached file itself is changed: whatever opens a table within reads its entry there.
     tables.update(added)
     try:
         yield

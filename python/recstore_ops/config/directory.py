@@ -202,6 +202,8 @@ class Directory:
             if kind == "a directory":
                 if below:
                     self.subdirectory(name).check_plain(below=True)
+            # Opening is the check, and refuses all but regular files. A name without a kind has gone since names were
+            # listed.
             elif kind is not None:
                 self.open(name).close()
 
@@ -239,6 +241,7 @@ class Directory:
         return f"Directory({str(self._path)!r})"
 
     def _file(self, name: str, mode: str, open_native: Callable[[str], int]) -> BinaryIO:
+        # The path is for errors alone. The native call opens the name relative to the directory that is held.
         return cast(BinaryIO, open(self._path / name, mode, opener=lambda path, flags: open_native(name)))
 
 
@@ -247,9 +250,11 @@ class HeldLock:
 
     def __init__(self, file: BinaryIO) -> None:
         try:
+            # Not `lockf`, whose lock ends as soon as the process closes any other descriptor of the file.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException as error:
             file.close()
+            # The system's error of a lock names no file.
             if isinstance(error, OSError):
                 error.filename = file.name
             raise

@@ -116,6 +116,7 @@ def _check_required(value: Any, schema: Schema, place: _Place) -> Iterator[Probl
         if key in value:
             continue
         others = [other for other in value if other not in schema.get("properties", ())]
+        # A key that is nearly right is reported in place of the one that is missing: both have one cause.
         for misspelt in difflib.get_close_matches(key, others, n=1):
             yield place.at(misspelt).problem(f'unknown key; did you mean "{key}"?')
             break
@@ -165,6 +166,7 @@ def _check_condition(value: Any, schema: Schema, place: _Place) -> Iterator[Prob
 
 
 def _is_number(value: Any) -> bool:
+    # In Python a bool is an int, in JSON it is no number.
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

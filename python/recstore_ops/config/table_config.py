@@ -142,6 +142,7 @@ def check_learning_rate(lr: Any, table: str | None = None) -> float:
     """
     prefix = "" if table is None else f'table "{table}": '
     try:
+        # `float` alone would take a text too.
         rate = float(lr) if hasattr(lr, "__float__") else None
     except (TypeError, ValueError, RuntimeError):  # A tensor or an array of several.
         rate = None

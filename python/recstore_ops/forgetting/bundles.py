@@ -55,6 +55,7 @@ class BundlePlace:
         for table in changed:
             written[table.file], removed, table_bytes = _written(self.path, table, ids, note)
             rows, size = rows + removed, size + table_bytes
+        # Only after all new files are on the disk. The old ones go once the manifest no longer lists them.
         note.add([table.file for table in changed])
         _replace_manifest(self.path, written)
         _remove_unneeded(self.path)
@@ -79,6 +80,7 @@ def _written(path: Path, table: BundledTable, ids: IdSet, note: _Note) -> tuple[
     """Writes a table beside the one before, under the next number."""
     numbers = [int(file.stem) for file in (path / "tables").glob("*.safetensors") if file.stem.isdecimal()]
     file = f"tables/{max(numbers, default=0) + 1}.safetensors"
+    # Before the file is there: if this process is killed, the next one finds it by the note.
     note.add([file])
     rows, size = _native.freeze_table_without(str(path / table.file), str(path / file), list(ids))
     with Directory(path / "tables") as directory:

@@ -147,6 +147,7 @@ def forget(
     found = find_places(given)
     for place in found:
         _check_tables(place, names)
+    # All are looked at before the first changes: a file that is damaged refuses the call while all are as they were.
     plan = [(place, place.look(names, wanted)) for place in found]
     reports = [PlaceReport(place.path, place.kind, look.held, look.snapshots) for place, look in plan]
     if on_servers is not None:
@@ -157,6 +158,7 @@ def forget(
         reports = [_carried_out(*each, names, wanted, progress) for each in plan]
         reports += [] if on_servers is None else [on_servers.forget(names, wanted)]
     remaining = _remaining(plan, names, wanted, dry_run=dry_run)
+    # Only now: what was carried out has changed which files the places have.
     known = {file.resolve() for place in found for file in place.explained()}
     directories = [*(Path(user_path(path)) for path in given), *scanned]
     remaining += _in_other_places(directories, known, names, wanted)

@@ -61,6 +61,7 @@ class PublicationPlace:
             return 0, 0
         with Directory(self.path) as directory:
             directory.check_plain(below=True)
+        # Another history: followers of the present one have taken the ids already, and so begin anew.
         files, history = PublicationFiles(self.path), uuid.uuid4().hex[:8]
         written = [0, 0]
 
@@ -115,6 +116,7 @@ def _link(before: Path, after: Path) -> None:
     with Directory(after) as made:
         for name in sorted(names):
             os.link(before / name, after / name, follow_symlinks=False)
+            # A hard link of a symbolic link is one too. Opening refuses it.
             made.open(name).close()
 
 
@@ -133,6 +135,7 @@ def _without(update: Update, history: str, tables: Sequence[str], ids: IdSet) ->
 def _kept(changes: TableChanges, ids: IdSet) -> TableChanges:
     own, deleted = _ids(changes.ids), _ids(changes.deleted)
     stay = ~np.isin(own, ids.values)
+    # Without rows numpy cannot find the size that -1 stands for.
     rows = np.frombuffer(changes.rows, np.uint8).reshape(len(own), -1) if len(own) else np.empty((0, 0), np.uint8)
     return TableChanges(own[stay].tobytes(), rows[stay].tobytes(), deleted[~np.isin(deleted, ids.values)].tobytes())
 
@@ -231,6 +234,7 @@ def places_below(directories: Iterable[Path], known: set[Path]) -> list[Location
 def _places_at(path: Path) -> list[Location]:
     if not path.is_dir():
         raise ValueError(f"{path} is no directory" if path.exists() else f"there is no directory {path}")
+    # First, for the directory of a server can have a manifest too.
     if _native.is_server_directory(path):
         return [StorePlace(path, "server")]
     if lexists(path / CURRENT):

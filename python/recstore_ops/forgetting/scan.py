@@ -130,7 +130,9 @@ def _in_text_file(file: BinaryIO, ids: IdSet) -> Match:
     found, rest = Match(), b""
     while part := file.read(_BYTES_PER_CHUNK):
         text = rest + part
+        # Up to the last separator: a number must not be cut in two.
         end = max(text.rfind(end) for end in _ENDS) + 1
+        # A text without separators must not grow to the size of its file.
         if not end and len(text) > _BYTES_PER_CHUNK:
             end = len(text)
         found += ids.in_text(text[:end])

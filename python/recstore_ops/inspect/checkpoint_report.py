@@ -181,6 +181,7 @@ def _inspect_snapshot(snapshot: dict[str, Any]) -> SnapshotReport:
 
 def _inspect_table(name: str, files_bytes: int, ids: Tensor | Iterable[int] | None) -> SavedTableReport:
     norms, non_finite = _norms(Table.open(name))
+    # The norms of a single row: those over all rows take their place.
     report = replace(inspect_table(name, ids, sample=1), norms=norms)
     return SavedTableReport(report, files_bytes, non_finite)
 

@@ -53,6 +53,7 @@ def _write_averages(table: Table, target: Table) -> None:
     for ids_N in operators.hashtable_ids(table.handle).split(_ROWS_AT_ONCE):
         rows_ND = operators.emb_read(table.handle, ids_N, table.dim)
         average_ND = operators.hashtable_slot(table.handle, ids_N, "ema")
+        # Steps that leave a row alone do not touch its average: they count here, all at once.
         idle_N1 = (step - operators.hashtable_slot(table.handle, ids_N, "ema_step").double()).clamp(min=0)
         share_N1 = (decay**idle_N1).float()
         operators.emb_write(target.handle, ids_N, rows_ND + share_N1 * (average_ND - rows_ND))

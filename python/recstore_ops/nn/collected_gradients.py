@@ -43,6 +43,7 @@ def _gather(tables: list[Table]) -> Table:
     first, *others = tables
     for other in others:
         for _, ids, grads in other.collected():
+            # The sum of all modules is what torch scales or clips. The next step then finds it with the first of them.
             operators.accept_grad(first.collector, first.handle, ids, grads, None)
             other.clear_collected()
     return first

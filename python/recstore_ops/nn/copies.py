@@ -70,15 +70,18 @@ class CudaCopies:
 
     def to_host(self, computed: Tensor) -> tuple[Tensor, torch.Event]:
         pinned = self.pinned(computed.shape, computed.dtype)
+        # The gradients are computed on the current stream, and must be there before the copy begins.
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             pinned.copy_(computed, non_blocking=True)
+            # Without it the allocator may give this memory to the computing stream while the copy still reads it.
             computed.record_stream(self._stream)
             return pinned, self._stream.record_event()
 
     def wait(self, arriving: Tensor, event: torch.Event) -> None:
         current = torch.cuda.current_stream(self.device)
         current.wait_event(event)
+        # The memory belongs to the copying stream, which must not reuse it before the computation has read it.
         arriving.record_stream(current)
 
     def synchronize(self, event: torch.Event) -> None:

@@ -101,14 +101,18 @@ class TableModule(ClosedModule):
             self.embedding_dim = embedding_dim
             self.name = name
             self.padding_idx = _wrap_padding_idx(padding_idx, config.num_embeddings)
+            # A padding row that eviction drops would come back with its initial values, and not with zeros.
             config = _keeping(config, self.padding_idx)
             self.output_dtype = check_output_dtype(output_dtype, config.dtype, name)
             check_choice(options.get("on_existing"), name)
+        # One lock over all of it: another thread finds the table either absent or with its first rows.
         with opening:
             settle_existing(name, embedding_dim, config, shard, options.get("on_existing"))
+            # Ranks must agree on the padding too: each leaves it out of gradients that it receives from the others.
             self.table = Table(name, embedding_dim, config, shard, f"padding_idx={padding_ids(self.padding_idx)}")
             self._parameters["weight"] = TableParameter.of(self.table, self.output_dtype, type(self).__name__)
             self.table.owner = type(self).__name__
+            # A `DistTensor` may own the table, and would take the rows along when it goes.
             keep(self.table.table_id)
             if self.table.is_new:
                 self._start_rows(init_func, VALUE_TYPES[config.dtype])
@@ -116,6 +120,7 @@ class TableModule(ClosedModule):
         if self.table.is_new:
             return
         optimizer = options.get("optimizer")
+        # A rate equal to the default may not have been given, so a table that keeps another is no reason to warn.
         asked = with_kind(optimizer, "sgd") if lr == DEFAULT_LR else optimizer_with_lr(optimizer, lr)
         _warn_of_kept_values(self.table, asked)
 
@@ -145,6 +150,7 @@ class TableModule(ClosedModule):
             if not is_owned(self.table.table_id):
                 keep(self.table.table_id)
             if self.table.needs_start:
+                # The pickle made this table. Its padding row is set once, by the first module over it.
                 self.table.needs_start = False
                 self._start_rows(None, torch.float32)
             note_module(self.table)
@@ -186,6 +192,7 @@ class TableModule(ClosedModule):
             self._parameters["weight"] = stand_in
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TableModule":
+        # torch would convert the scalar as a parameter of its own. The stand-in takes type and device by `moved`.
         with self._without_stand_in() as stand_in:
             super()._apply(fn, recurse)
         if isinstance(stand_in, TableParameter):
@@ -318,6 +325,7 @@ class DistEmbedding(TableModule):
             raise ValueError(f'table "{name}" exists; from_pretrained needs a new one')
         ids = padding_ids(module.padding_idx)
         if ids:
+            # The constructor has set these rows to zero, and torch's `from_pretrained` leaves those of the matrix.
             write_own(module.table, _ids(ids), rows[list(ids)].to(torch.float32))
         module.frozen = freeze
         return module

@@ -99,6 +99,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         device: torch.device | str | None = None,
         **options: Unpack[TableOptions],
     ) -> None:
+        # A rank that raises alone leaves the others waiting: they compare their tables as they open them.
         with disagreeing_on_error(Shard.of(options)):
             if not 1 <= fusion_k <= 62:
                 raise ValueError(f"fusion_k must be within [1, 62], got {fusion_k}")
@@ -217,6 +218,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         self._refuse_sharded("issue_fused_prefetch")
         batch = self._by_output(self._checked(features))
         outputs, ids_N = self._in_order_of(batch), check_ids(batch.values())
+        # Before the issue: an id that does not fit into the fused keys leaves no prefetch behind.
         fused = () if record_handle else torch.unique(self.fused_ids(features), return_inverse=True)
         splits = torch.tensor([0, *batch.length_per_key()], dtype=torch.int64, device="cpu").cumsum(0)
         handle = operators.emb_prefetch_tables([table.handle for table in self._tables_of(outputs)], ids_N, splits)
@@ -297,6 +299,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
     def _prefetched(self, batch: KeyedJaggedTensor, outputs: list[Output], ids_N: Tensor) -> list[Tensor] | None:
         """The rows of each output if they were prefetched."""
         if self._prefetch_handles:
+            # A wait consumes a handle, so all are forgotten even if one of the waits fails.
             handles, self._prefetch_handles = self._prefetch_handles, {}
             return self._wait_for_features(handles, batch, outputs)
         return self._prefetches.take(tuple(batch.keys()), ids_N, operators.emb_wait_tables)
@@ -364,6 +367,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
             requests, offsets = self._requests(batch), batch.offsets().to(torch.int64)
         if not self.enable_fusion:
             return self._pooled_one_by_one(batch)
+        # The operator behind `sharded_bags` takes no weights.
         pooled_BD = None if weights_N is not None else sharded_bags(requests, offsets)
         if pooled_BD is not None:
             return self._in_own_order(outputs, _with_means(pooled_BD, batch, bags))
@@ -384,6 +388,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         values, weights_N, offsets = batch._values, batch._weights, batch._offsets
         if offsets is None:
             offsets = batch.offsets()
+        # The list itself, and no copy: by `is` the steps below see that columns are in order already.
         outputs = self._outputs if batch._keys == self._output_names else self._in_order_of(batch)
         bags = self._modules_of(outputs)
         ids_N, weights_N = check_ids(values), None if weights_N is None else _weights(batch, bags)
@@ -432,6 +437,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
             return operators.emb_bag_tables(handles, ids_N, offsets, dims, operators.SUM, weights_N)[0]
         request = (tables[0].anchor, weights_N, ids_N, offsets, dims)
         if torch.compiler.is_compiling():
+            # A compiled graph takes no tensor twice, and features may share a table: each handle comes once, with
+            # numbers.
             own = self.tables()
             numbers = [output.table for output in outputs]
             handles_and_collectors = [*(table.handle for table in own), *(table.collector for table in own)]
@@ -520,6 +527,7 @@ def _with_means(sums_BD: Tensor, batch: KeyedJaggedTensor, bags: list[DistEmbedd
     dim_F = torch.tensor(dims, dtype=torch.int64, device=lengths_FB.device)
     if weights_N is None:
         divisors_FB = lengths_FB.clamp(min=1).where(is_mean_F1, 1).to(torch.float32)
+        # With a known size no device is waited for.
         return sums_BD / divisors_FB.repeat_interleave(dim_F, dim=0, output_size=sum(dims)).T
     bag_N = bag_of_each(batch.values(), batch.offsets().to(torch.int64))
     weights_FB = sums_of_weights(bag_N, lengths_FB.numel(), weights_N).view(lengths_FB.shape)

@@ -164,10 +164,12 @@ class HashTable(TableModule):
             shape = _checked_shape(embedding_shape)
             _check_arguments(grad_reduce_by, insert_on_lookup, options.get("admission"), num_workers)
             description = _description(shape, lr, options)
+            # Before the table is opened: a name that is taken must leave no table behind.
             HashTableRegister().check_free(name, description)
         super().__init__(num_embeddings, math.prod(shape), name, lr=lr, **options)
         # Only now: a table that could not be opened leaves its name free, even while its error is looked at.
         self._claim = HashTableRegister().register(name, description)
+        # `accept_grad` is no exchange, so ranks compare before each step whether one of them refuses it.
         self.table.is_given_gradients = True
         self.embedding_shape = shape
         self.insert_on_lookup = insert_on_lookup
@@ -327,6 +329,7 @@ class HashTable(TableModule):
         ids = check_ids(ids)
         check_owned(self.table, ids)
         gradients = self._flat("accept_grad", "gradients", ids, grad)
+        # These come by no exchange, so no flag of one says whether they are finite.
         self.table.note_received(gradients)
         operators.accept_grad(self.table.collector, self.table.handle, ids, gradients, None)
 

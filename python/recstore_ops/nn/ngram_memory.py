@@ -71,11 +71,13 @@ class NGramMemory(nn.Module):
         hidden_dim, dim = _from(1, 2**63 - 1, "hidden_dim", hidden_dim), _from(1, 2**63 - 1, "dim", dim)
         self.n, self.heads = _from(2, 256, "n", n), _from(1, 1024, "heads", heads)
         functions = (self.n - 1) * self.heads
+        # Functions have ranges of ids one after another in the table, and the last id has to fit into int64.
         self.num_rows = _from(1, (2**63 - 1) // functions, "rows", rows)
         self.hash_seed = as_int64("NGramMemory", "hash_seed", hash_seed)
         self.table = DistEmbedding(functions * self.num_rows, dim, name, **options)
         self.key = nn.Linear(functions * dim, hidden_dim, bias=False)
         self.value = nn.Linear(functions * dim, hidden_dim, bias=False)
+        # A new memory adds nothing, so that it may be put into a model that is trained already.
         nn.init.zeros_(self.value.weight)
 
     def ids(self, tokens: Tensor) -> Tensor:

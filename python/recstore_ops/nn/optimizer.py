@@ -94,17 +94,20 @@ class SparseOptimizer(torch.optim.Optimizer):
         Copied together with the model, by `copy.deepcopy((model, optimizer))`, it is the optimizer of the model's copy.
         Without modules at construction it is about what its `step` is given.
         """
+        # In the memo before anything else is copied: a module may hold this optimizer.
         copied = memo[id(self)] = type(self).__new__(type(self))
         copied.kv_client, copied._lr, copied._initial_lr = self.kv_client, self._lr, self._initial_lr
         copied._modules = copy.deepcopy(self._modules, memo)
         pairs = list(zip(tables_of(self._modules or []), tables_of(copied._modules or []), strict=True))
         numbers = {before.table_id: after.table_id for before, after in pairs}
         names = {before.name: after.name for before, after in pairs}
+        # A table that is no part of the modules is not copied, and keeps its number.
         copied._rates = {numbers.get(number, number): rate for number, rate in self._rates.items()}
         copied._loads = Counter()
         copied._seen = weakref.WeakSet(after for _, after in pairs)
         copied._stepped, copied._followed = [], None
         groups = [copied._copied_group(group, names, memo) for group in self.param_groups]
+        # torch's `__setstate__` adds the dictionaries of hooks that `__init__` would have made.
         copied.__setstate__({"defaults": dict(self.defaults), "state": defaultdict(dict), "param_groups": groups})
         _optimizers.add(copied)
         return copied
@@ -133,6 +136,7 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def _groups(self, tables: list[Table]) -> list[dict[str, Any]]:
         if not tables:
+            # torch refuses an optimizer without a parameter.
             placeholder = CollectedGradients.of(_refuse_without_modules)
             return [{"params": [placeholder], "lr": self._initial_lr, "table": None}]
         by_name = {table.name: table for table in tables}
@@ -192,6 +196,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         if not tables:
             raise ValueError("SparseOptimizer.step got modules without any table")
         self._note(tables)
+        # Before the ranks compare: within `sharding.join` that announces the rates to ranks without batches.
         self._follow_rates(tables)
         check_other_ranks(tables)
         self.kv_client.apply_grads(tables)
@@ -231,6 +236,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             ValueError: no modules here nor at construction.
             RuntimeError: a norm that is not finite, with `error_if_nonfinite`; then nothing is scaled.
         """
+        # Modules over one table collect apart, and the norm is over their sum: they go together under one name.
         by_name: dict[str, list[Table]] = {}
         for table in tables_of(self._chosen("clip_grad_norm_", modules)):
             by_name.setdefault(table.name, []).append(table)
@@ -286,6 +292,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             IndexError: an id outside a table's `num_embeddings`.
             RuntimeError: a table of a forked child's parent, or rows that came or went meanwhile.
         """
+        # All checks come first, then all tables change in one call. torch comes last, with groups that were checked.
         groups = self._in_own_order(state_dict["param_groups"])
         states = state_dict["state"]
         tables = self._tables_of_state(list(states))
@@ -293,6 +300,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             if group["table"] in tables:
                 check_rate_of_rule(tables[group["table"]], rate)
         _native.put_optimizer_states([native_state(table, states[name]) for name, table in tables.items()])
+        # Without slots: torch would attach them to the scalars that stand for tables.
         super().load_state_dict({**state_dict, "state": {}, "param_groups": groups})
         self._followed = None
         for name, table in tables.items():
@@ -348,10 +356,13 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def _follow_rates(self, tables: list[Table]) -> None:
         """Brings the learning rates of tables and groups together; mostly they are as the step before left them."""
+        # One native call reads the rates of all tables. With this comparison, and tables kept as a list, a step of 26
+        # tables takes 85 us less, and one of a single table 5 us more.
         if self._followed == self._rates_now(tables):
             return
         groups = self._groups_by_table()
         self._bring_together([(table, _group_of(table, groups)) for table in tables])
+        # Read again, since both sides may just have changed.
         self._followed = self._rates_now(tables)
 
     def _rates_now(self, tables: list[Table]) -> tuple[list[tuple[float, bool]], list[float]]:
@@ -386,6 +397,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         _, was_set = table.learning_rate(asks=True)
         if was_set:
             return None
+        # The group of all tables outlives any of them: a scheduler may have moved its rate before this table's first
+        # step.
         is_scheduled = group["table"] is None and rate_of(group) != self._initial_lr
         return rate_of(group) if is_scheduled else self._lr
 
@@ -461,6 +474,7 @@ def tables_of(modules: list[Tables]) -> list[Table]:
         if owner is None or id(owner) in seen:
             continue
         seen.add(id(owner))
+        # A collection names its tables at once, so its modules, one for each, are marked as seen.
         if isinstance(owner, TableCollection):
             found.update((id(table), table) for table in owner.tables())
             seen.add(id(owner._modules["_modules_of_tables"]))
@@ -469,5 +483,6 @@ def tables_of(modules: list[Tables]) -> list[Table]:
             if isinstance(table, Table):
                 found[id(table)] = table
         if isinstance(owner, nn.Module):
+            # Backwards onto the stack, so that tables come in the order of the modules.
             waiting.extend(reversed(owner._modules.values()))
     return list(found.values())

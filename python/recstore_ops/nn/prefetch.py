@@ -102,6 +102,7 @@ class PendingPrefetches:
 
     def take(self, names: tuple[str, ...], ids: Tensor, wait: Callable[[int], list[Tensor]]) -> list[Tensor] | None:
         """Consumes the prefetch of this batch; `None` if there is none, or the store has dropped it."""
+        # By their ids and not by their order: a forward may get another batch than the next one that was issued.
         for handle in self.pending:
             issued = self._issued[handle]
             if issued.is_for(names, ids):
@@ -110,6 +111,7 @@ class PendingPrefetches:
         return None
 
     def _consume(self, issued: Issued, wait: Callable[[int], list[Tensor]]) -> list[Tensor] | None:
+        # Forgotten before the wait, which consumes the handle even if it fails.
         started, counts = time.time(), issued.handle in self._recorded
         self._forget(issued.handle)
         try:

@@ -91,6 +91,7 @@ class StagedRows:
         """The rows as they are now, in pinned memory."""
         if self._handle is None:
             raise ValueError(f'the staged rows of table "{self._name}" were taken by a forward before')
+        # The store gives out a handle's rows once, so it counts as taken even if the wait fails.
         handle, self._handle = self._handle, None
         try:
             rows = operators.emb_wait_result(handle, table.dim).view(*self._ids.shape, table.dim)
@@ -134,6 +135,8 @@ class _StagedRowsFunction(Function):
         lookup: _Lookup = ctx.lookup
         if anchor.requires_grad:  # It may be frozen since the lookup.
             grads, event = lookup.copies.to_host(grad_outputs[0].detach().contiguous())
+            # To wait here would hold up the engine, which still has work to give to the device. The callback runs when
+            # the pass ends.
             engine: Any = Variable._execution_engine  # type: ignore[attr-defined]
             engine.queue_callback(lambda: lookup.collect(grads, event))
         return (None,) * 3

@@ -102,6 +102,7 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         state = {name: value for name, value in self.__dict__.items() if not name.startswith("_program_")}
         # As plain tuples: a pickle must not name a type that is not public.
         state["_outputs"] = [tuple(output) for output in self._outputs]
+        # Modules hold the same tables, and a deep copy of them has tables of its own.
         del state["_tables"]
         return state
 

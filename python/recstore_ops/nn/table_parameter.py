@@ -65,12 +65,14 @@ class StandInGradient(Tensor):
             raise self._refusal(
                 function, "its rows lie on several ranks: SparseOptimizer.clip_grad_norm_ clips by the norm over all"
             )
+        # A factor may go to each module's part by itself. A norm or a bound is one of the sum, which no part shows.
         if function not in _SCALED and any(_shares(self._table, other) for other in open_tables()):
             raise self._refusal(
                 function, "other modules have collected for it too: SparseOptimizer.clip_grad_norm_ adds them up first"
             )
         lent = self._table.lend_collected()
         if lent is None or lent.numel() == 0:
+            # One zero, not none: torch has no maximum norm of an empty tensor.
             return torch.zeros(1, dtype=torch.float32, device="cpu")
         return lent.view(-1)
 
@@ -80,6 +82,7 @@ class StandInGradient(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.__name__, kwargs or {}
+        # `p.grad.data.mul_()` and `p.grad.detach().zero_()` are to reach the table too, and not a plain zero.
         if name == "detach" or func == Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0]
         for grad in _stand_ins(args[:1]):
@@ -147,6 +150,7 @@ class TableParameter(nn.Parameter):
         table: Table, dtype: torch.dtype, owner: str, requires_grad: bool = True, device: torch.device | None = None
     ) -> TableParameter:
         """Returns the stand-in of a table, on the default device as other parameters; errors name its `owner`."""
+        # A parameter made in inference mode could never be on autograd's tape.
         with torch.inference_mode(False):
             parameter = Tensor._make_subclass(TableParameter, torch.zeros((), dtype=dtype, device=device))
         parameter._table, parameter._owner = table, owner
@@ -161,6 +165,7 @@ class TableParameter(nn.Parameter):
     @requires_grad.setter
     def requires_grad(self, requires_grad: bool) -> None:
         self._table.requires_grad = requires_grad
+        # The tensor's own flag as well: autograd reads that one and not this property.
         _own.requires_grad.__set__(self, requires_grad)  # type: ignore[attr-defined]
 
     def requires_grad_(self, requires_grad: bool = True) -> TableParameter:  # type: ignore[override]
@@ -216,6 +221,7 @@ class TableParameter(nn.Parameter):
         _own.detach(self).copy_(value)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # A note that a program leaves here for its optimizer would reach no row, so it is refused.
         if not name.startswith("_") and not hasattr(Tensor, name):
             raise self._refusal(name)
         super().__setattr__(name, value)
@@ -226,6 +232,7 @@ class TableParameter(nn.Parameter):
     def moved(self, function: Callable[[Tensor], Tensor]) -> TableParameter:
         """Takes the type and the device of a conversion; returns a new parameter if torch cannot change this one."""
         tensor = function(_own.detach(self))
+        # `nn.Module._apply` asks the same: `data` may be set only between tensors of compatible types.
         if not torch._has_compatible_shallow_copy_type(self, tensor):  # type: ignore[attr-defined]
             return TableParameter.of(self._table, tensor.dtype, self._owner, self.requires_grad, tensor.device)
         _own.data.__set__(self, tensor)  # type: ignore[attr-defined]

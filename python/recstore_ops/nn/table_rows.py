@@ -102,6 +102,7 @@ def _applied(rule: Callable[..., _Terms], name: str, args: Any, kwargs: Any) -> 
     first = next(each for each in args if isinstance(each, RowsOfTable))
     if not is_in_place:
         return _summed(torch.zeros_like(first.as_subclass(Tensor)), terms, first._owner)
+    # Shares that do not add up to one are no average: `p.mul_(0.9)`, for example, decays a weight.
     if not isinstance(target, RowsOfTable) or not math.isclose(
         sum(share for _, share in terms.values()), 1, abs_tol=1e-4
     ):
@@ -185,10 +186,12 @@ _RULES: dict[str, Callable[..., _Terms]] = {
 def _write(target: Table, terms: _Terms) -> None:
     """Gives a table the rows that are a weighted sum of those of tables; shares add up to one."""
     others = [(table, share) for table, share in terms.values() if table.table_id != target.table_id]
+    # All refusals come before the first row changes.
     for table, _ in terms.values():
         refuse_shared_rows(table.name, table.config.admission, "an average of rows")
     if target.is_second or not others:
         return  # Another stand-in for the same rows takes part in the average already.
+    # Ids of either side: one without a row here counts with its initial value, and gets a row.
     ids = torch.cat([operators.hashtable_ids(table.handle) for table, _ in [(target, 1.0), *others]]).unique()
     for part in ids.split(_ROWS_PER_CHUNK):
         before = operators.emb_read(target.handle, part, target.dim)

@@ -47,6 +47,7 @@ class Lookup:
         """The rows of plain ids, `[...] -> [..., D]`."""
         table = self.table
         if self.inserts:
+            # Each id once: of a batch under `vmap` all samples come together here.
             operators.hashtable_lookup(table.handle, operators.unique(ids.reshape(-1))[0], table.dim, True)
         return operators.emb_read(table.handle, ids, table.dim)
 
@@ -70,6 +71,7 @@ def read_rows(ids: Tensor, lookup: Lookup) -> Tensor:
     return _Rows.apply(lookup.table.anchor, ids, lookup)  # type: ignore[return-value]
 
 
+# The transforms take only a Function whose `forward` has no context and which has `setup_context` beside it.
 class _Rows(Function):
     """Rows of ids, `[...] -> [..., D]`."""
 
@@ -152,6 +154,7 @@ def bags_of(ids_N: Tensor, offsets: Tensor, table: Table) -> Tensor:
 
 
 def _maxima(rows_ND: Tensor, positions_BD: Tensor) -> Tensor:
+    # `gather` refuses an index into no rows, and the clamped positions of empty bags are one.
     if rows_ND.shape[0] == 0:
         return torch.zeros(positions_BD.shape, dtype=torch.float32, device=rows_ND.device)
     return rows_ND.gather(0, positions_BD.clamp(min=0)).where(positions_BD >= 0, 0.0)

@@ -27,4 +27,5 @@ def sums_of_weights(bag_N: Tensor, bags: int, weights_N: Tensor, counted_N: Tens
 def divided_by_weights(sums: Tensor, weights: Tensor) -> Tensor:
     """Divides weighted sums by the sums of their weights; a zero sum of weights gives zero, without a gradient."""
     is_empty = weights == 0
+    # Two `where`s: a division by zero in the branch that is not taken would still give NaN as its gradient.
     return torch.where(is_empty, 0.0, sums / torch.where(is_empty, 1.0, weights))

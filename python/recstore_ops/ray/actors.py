@@ -132,6 +132,7 @@ class AddressBook:
     async def announce(self, shard: int, address: str, restart: Restart | None) -> None:
         """Notes where a shard is, and that it was started again."""
         async with self._is_changed:
+            # Shards announce themselves again and again, and a restart counts once.
             if restart is not None and restart not in self._restarts:
                 self._restarts.append(restart)
             if self._addresses[shard] != address:
@@ -159,6 +160,7 @@ class Shard:
         self._shard, self._settings, self._book = shard, settings, find_book(name)
         self._directory = settings.directory(shard)
         is_restart = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        # Before the start, which makes the files that this looks for.
         restored_from = settings.restored_from(shard)
         self._server = self._start(is_restart)
         address = self._server.address
@@ -180,6 +182,7 @@ class Shard:
         """Saves its tables, if it has a directory, and answers no more."""
         self._is_over.set()
         self._keeper.join()
+        # With a log the checkpoint comes first, and the log has what is answered after it. Without one it comes last.
         if self._settings.is_logged:
             self._save()
         self._server.stop()
@@ -201,6 +204,7 @@ class Shard:
         """Announces the shard and saves it, now and then."""
         saved = time.monotonic()
         while not self._is_over.wait(ANNOUNCE_EVERY):
+            # Without a wait for the answer: a book that is being started again holds up no checkpoint.
             self._book.announce.remote(*self._announcement)
             if time.monotonic() - saved >= self._settings.checkpoint_every:
                 saved = time.monotonic()

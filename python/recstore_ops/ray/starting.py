@@ -161,6 +161,7 @@ def connect(name: str = "recstore", *, tls: Tls | None = None, timeout: float = 
     with _lock:
         book = find_book(name)
         known = _followers.get(name)
+        # Another book under the name belongs to servers that were started anew.
         if known is not None and known.book == book and known.is_alive():
             return
         hash_method, token = ray.get(book.entry.remote())
@@ -239,9 +240,11 @@ def _start_book(name: str, num_shards: int, hash_method: str, token: str | None)
     book = ray.remote(AddressBook).options(
         name=book_name(name),
         namespace=NAMESPACE,
+        # The book only waits, and takes no core from a shard.
         num_cpus=0,
         max_restarts=-1,
         max_task_retries=-1,
+        # Each client has a call that waits in the book for news.
         max_concurrency=_MAX_CLIENTS,
         # Beside the program, with which it ends anyhow.
         scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),

@@ -28,6 +28,7 @@ DEFAULT_PORT = 15000
 WireDtype = Literal["float32", "bfloat16"]
 """How rows of lookups and gradients travel."""
 
+# Reentrant: `prepare` calls `use_servers` while it holds the lock.
 _lock = threading.RLock()
 # A child forked while another thread holds it would wait for ever.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -125,6 +126,7 @@ def use_servers(choice: ServerChoice) -> int:
     addresses, hash_method = check_addresses(choice.addresses), choice.hash_method
     _check_worker(choice.worker)
     check_token(choice.token)
+    # Before the lock is taken: a save on servers may last, and other calls need the lock meanwhile.
     wait(list(_under_way))
     with _lock:
         number = _native.use_servers(
@@ -202,6 +204,7 @@ def prepare() -> None:
         ValueError, OSError: the file cannot be read, or holds what it must not.
         ConnectionError: a server of the file does not answer; the next call tries again.
     """
+    # Every call on tables comes here. Only those before the first choice take the lock.
     if _choice.was_made:
         return
     with _lock:
@@ -240,6 +243,7 @@ def embedded_for(what: str) -> Iterator[None]:
     with _lock:
         if _choice.backend == SERVERS:
             raise ValueError(f"{what} needs a process that keeps its tables itself; this one has chosen servers")
+        # The count alone is under the lock, so that what runs within holds up no other thread.
         _choice.times_put_off += 1
     try:
         yield

@@ -43,6 +43,7 @@ def choose_at_first_call() -> None:
         packet = getattr(torch.ops.recstore, name)
         for called in [packet, *(getattr(packet, overload) for overload in packet.overloads())]:
             _waiting.append((called, called._op))
+            # Private in torch: `_op` is the function that an overload, or a packet of them, calls.
             called._op = _choosing_first(called._op)
 
 

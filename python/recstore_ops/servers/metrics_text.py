@@ -57,6 +57,7 @@ def fetch(address: str, timeout: float = 2.0) -> Scrape:
     """
     if not _ADDRESS.fullmatch(address):
         raise NoMetrics("this is no HOST:PORT")
+    # Without the proxy of the environment, which need not reach these servers.
     opener = build_opener(ProxyHandler({}))
     try:
         with opener.open(f"http://{address}/metrics", timeout=timeout) as answer:

@@ -89,6 +89,7 @@ class Access:
 
 def accepts(token: str | None, authorization: bytes) -> bool:
     """Whether what a request has as its authorization is the token that is needed, if one is."""
+    # In a time that does not depend on how much of the token is right.
     return token is None or hmac.compare_digest(authorization, f"Bearer {token}".encode())
 
 

@@ -154,6 +154,7 @@ class Bundle(nn.Module):
             ValueError: other arguments than those of the export, or tensors of another type or shape.
         """
         leaves, spec = tree_flatten((args, kwargs))
+        # Arguments in the order of the export are the usual case, and need no second flattening.
         if not are_alike(spec, self._model.in_spec):
             leaves = _ordered(args, kwargs, self._model.in_spec)
         return tree_unflatten(self.flat(leaves), self._model.out_spec)
@@ -193,6 +194,7 @@ class _GraphModel:
     """A program that is run by its graph."""
 
     def __init__(self, files: BundleFiles, memory: FrozenMemory, operators: Operators) -> None:
+        # In this order: a graph that is refused has taken no memory for tables.
         graph, self.tables = files.graph(operators), files.tables(memory)
         self.in_spec, self.out_spec = graph.in_spec, graph.out_spec
         self.run = graph.bind(files.state(graph, self.tables))
@@ -237,6 +239,7 @@ def open_bundle(
         check_fits(files)
         _check_trusted(files, COMPILED, trusted=trusted)
         model = CompiledModel(files, memory)
+    # Preferred to the program: a graph calls only operators of a list, so it needs no trust.
     elif GRAPH in files.manifest.files:
         model = _GraphModel(files, memory, operators)
     else:
@@ -258,6 +261,7 @@ def _check_trusted(files: BundleFiles, name: str, *, trusted: bool) -> None:
 
 
 def _read_program(files: BundleFiles, tables: Mapping[str, FrozenTable]) -> ExportedProgram:
+    # From memory: these are the bytes whose checksum was compared.
     program = torch.export.load(BytesIO(files.program()))
     for bundled in files.manifest.tables:
         for constant in bundled.constants:

@@ -35,6 +35,7 @@ def parse_checked_json(
         fields = typed(parse_json(text), dict, "its text")
         if "crc32" not in fields:
             raise ValueError("it has no checksum")
+        # Before format and version, which may be what was damaged.
         expected, found = fields.pop("crc32"), _sum_of(fields)
     except ValueError as error:
         raise OSError(f"{whose} is damaged: {error}") from error

@@ -104,6 +104,7 @@ class CompiledModel:
             self._loaded = torch._inductor.aoti_load_package(str(path))
         given, returned = self._loaded.loader.get_call_spec()
         self.in_spec, self.out_spec = treespec_loads(given), treespec_loads(returned)
+        # A handle belongs to one process. The file has those of the process that exported.
         self._loaded.load_constants(self._handles(files.path, files.manifest), check_full_update=False)
 
     def _handles(self, path: Path, manifest: Manifest) -> dict[str, Tensor]:

@@ -127,6 +127,7 @@ class _Writing:
     def begin(self) -> str:
         """Makes a directory beside, and returns it."""
         self._target.parent.mkdir(parents=True, exist_ok=True)
+        # Beside its place, so that both lie on one file system and a rename suffices.
         self._beside = tempfile.TemporaryDirectory(dir=self._target.parent, prefix=f".{self._target.name}.")
         return self._beside.name
 
@@ -142,6 +143,7 @@ class _Writing:
             return
         # What came meanwhile is not deleted either.
         check_explained(self._target)
+        # Both change places, in one move if the system can. The old bundle then goes with what lies beside.
         exchange(made, self._target)
 
     def end(self) -> None:
@@ -179,6 +181,7 @@ class ExportedModel:
         sizes = HeldSizes(self._program, dynamic_shapes, traced_at)
         self._described = described(self._program, sizes.ranges)
         self._functional = _functional(self._program)
+        # Both are one program if no call writes to its arguments, and checks go into it once.
         for program in dict.fromkeys((self._program, self._functional)):
             if isinstance(program, ExportedProgram):
                 sizes.check_in(program)
@@ -237,6 +240,7 @@ class ExportedModel:
                 stacklevel=2,
             )
             return None
+        # Read once, as `load_bundle` will: a graph that it would refuse fails the export.
         Graph(text, self._handles(), self._operators)
         return text
 
@@ -288,6 +292,7 @@ def _save(program: ExportedProgram, path: Path) -> None:
     try:
         torch.export.save(program, path)
     except Exception as error:
+        # Faults of the disk or of the machine say nothing about the program.
         if isinstance(error, OSError | MemoryError):
             raise
         # Containers without a registered name, and functions of sizes that have no form.
@@ -372,6 +377,7 @@ def _with_names(model: nn.Module, names: Collection[str]) -> Iterator[None]:
     try:
         yield
     finally:
+        # The attribute of the instance hides the method of its class, which shows again.
         del model.forward
         if own is not None:
             model.forward = own

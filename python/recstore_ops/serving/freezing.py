@@ -77,6 +77,7 @@ def _frozen(table: Table, path: Path, encoding: EncodingName, together: Collecti
             f"freeze table {table.name!r}", lambda: _native.merge_frozen([str(part) for part in parts], str(path))
         )
     finally:
+        # Each process removes its own part, once the first one has joined them or failed.
         own.unlink(missing_ok=True)  # by path: a new directory
 
 

@@ -89,9 +89,11 @@ class Graph:
         def bound(inputs: Sequence[Any]) -> Sequence[Any]:
             try:
                 return run(*tensors, *inputs)
+            # A call got what it does not take. Python's errors do not say which call it was.
             except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
                 raise ValueError(f"{self._called(error)}: {error}") from error
             except RuntimeError as error:
+                # A check of sizes raises RuntimeError too, and is about the inputs.
                 if (name := self._called(error)) != _ASSERTION:
                     raise
                 raise ValueError(f"{name}: {error}") from error
@@ -188,6 +190,8 @@ def _function(first: int, calls: Sequence[_Call], outputs: list[Any]) -> Callabl
     """
     source = _Source(first, calls, outputs)
     names: dict[str, Any] = dict(source.names)
+    # The only words of the file in the text are names of arguments, and `Schema.check` lets none pass but the
+    # operator's.
     exec(compile(source.text, _FILE, "exec"), names)
     return names["run"]
 

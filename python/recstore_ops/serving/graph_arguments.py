@@ -87,6 +87,7 @@ def read(argument: Any, count: int) -> Any:
 def _read_one(argument: Any, count: int) -> Any:
     if argument is None or isinstance(argument, bool | str):
         return argument
+    # JSON has integers of any size, and schemas know 64 bits.
     if isinstance(argument, int):
         return whole(argument, -(1 << 63), (1 << 63) - 1, "an integer")
     if isinstance(argument, dict) and len(argument) == 1:
@@ -95,6 +96,7 @@ def _read_one(argument: Any, count: int) -> Any:
             if not 0 <= content < count:
                 raise ValueError(f"a call reads value {shown(content)}, there are {count} before it")
             return Value(content)
+        # As text: JSON has neither infinities nor NaN.
         if kind == "float" and isinstance(content, str) and _FLOAT.fullmatch(content):
             return float(content)
         if kind in _CONSTANTS and isinstance(content, str) and content in _CONSTANTS[kind]:
@@ -252,6 +254,7 @@ def _form_of(value: Any) -> str:
 
 def _only_computes(name: str, value: Any, given: Mapping[str, Any]) -> bool:
     if name in _TRAINING:
+        # In training mode such an operator writes the running statistics, if it has any.
         without = all(given.get(each) is None for each in _STATISTICS)
         return value is False or (without and value is True)
     return name not in _ONLY or (not isinstance(value, Value) and value in _ONLY[name])

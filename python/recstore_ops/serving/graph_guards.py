@@ -29,6 +29,7 @@ def _division(self: Any, other: Any, *, rounding_mode: str | None = None) -> Non
 
 
 def _repeats(self: Tensor, repeats: Tensor | None = None, *others: Any, **named: Any) -> None:
+    # The kernel makes room for the sum of the counts, which must not overflow.
     counts = self if repeats is None else repeats
     if counts.numel():
         _check(int(counts.min()) >= 0 and int(counts.max()) <= _MAX // counts.numel(), "repeats", counts)

@@ -63,6 +63,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     """
     if not any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in program.graph.nodes):
         return program
+    # Decompositions give ordered effects tokens as further inputs. Only this pass, which is private in torch, takes
+    # them out.
     from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
 
     try:
@@ -133,6 +135,7 @@ class _Writer:
         if value is None or isinstance(value, bool | int | str):
             return value
         if isinstance(value, float):
+            # `repr` gives the shortest text that is read back to the same bits.
             return {"float": repr(value)}
         if isinstance(value, list | tuple):
             return [self._argument(each) for each in value]

@@ -70,6 +70,7 @@ class HeldSizes:
             for symbol, (least, most) in self._bounds.items()
             if symbol in self._places and (least > _ASSUMED or most is not None)
         }
+        # A condition that no call can check is an error here, before anything is written.
         self.check_in(program, dry=True)
 
     def check_in(self, program: ExportedProgram, *, dry: bool = False) -> None:
@@ -331,6 +332,7 @@ class _Calls:
             raise _NoWordsError
         if name == "power":
             base, exponent = expression.args
+            # A power becomes multiplications, one after the other.
             if not (exponent.is_Integer and 0 < exponent <= 64):
                 raise _NoWordsError
             return self._fold(operator.mul, [self._value(base)] * int(exponent))

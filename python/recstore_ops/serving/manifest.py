@@ -25,6 +25,7 @@ _MAX_SIZE = (1 << 63) - 1
 _MAX_BYTES = 1 << 26
 """The most bytes of a manifest."""
 _PROGRAM_FILES = (PROGRAM, GRAPH, STATE, COMPILED)
+# A bundle may come from elsewhere: a path of this form leads to no file outside of the bundle's directory.
 _TABLE_FILE = re.compile(r"tables/\d{1,18}\.safetensors", re.ASCII)
 _TYPES = ("int", "float", "bool", "str", "NoneType", "SymInt", "SymFloat", "SymBool")
 """The classes of what a program takes or gives that is no tensor."""
@@ -113,6 +114,7 @@ def check_explained(directory: Path) -> None:
         OSError: the manifest is damaged.
     """
     names = Manifest.read(directory).names()
+    # `rglob` gives directories too, so those of known files have to be known.
     known = {directory / name for name in names} | {(directory / name).parent for name in names}
     if strange := sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path not in known):
         raise ValueError(

@@ -43,6 +43,7 @@ class BundleFiles:
         self.path = self._directory.path
         self.manifest = Manifest.read(self._directory)
         for name in self.manifest.files:
+            # Sizes at once, checksums when a file is read: a bundle opens in milliseconds.
             with self._directory.open(name) as file:
                 self._compare(name, "bytes", os.fstat(file.fileno()).st_size)
 
@@ -103,6 +104,7 @@ class BundleFiles:
         Raises:
             OSError: its file is changed, or cannot be copied.
         """
+        # torch loads by path. From the bundle it might get another file than the one whose checksum was compared.
         with tempfile.TemporaryDirectory(prefix="recstore-compiled-") as directory:
             path = Path(directory) / COMPILED
             path.write_bytes(self._read(COMPILED))  # by path: a new directory

@@ -114,6 +114,7 @@ def _read(node: Any, what: str, depth: int) -> TreeSpec:
         if fields["context"] is not None or children:
             raise ValueError(f"{what}: a leaf has neither context nor children")
         return _LEAF
+    # The text may come from elsewhere, and this function calls itself for each level.
     if depth == 0:
         raise ValueError(f"{what} has containers more than {_DEEPEST} deep")
     name = typed(fields["type"], str, what)
@@ -139,6 +140,7 @@ def _keys(context: Any, count: int) -> list[Any]:
     keys = typed(context, list, "its keys")
     if not all(type(key) in (str, int, bool, type(None)) for key in keys):
         raise ValueError(f"its keys must be strings or integers, got {shown(keys)}")
+    # As a dictionary has them: there True and 1 are one key.
     if len({*keys}) != count or len(keys) != count:
         raise ValueError(f"expected {count} different keys, got {shown(keys)}")
     return keys

@@ -67,6 +67,7 @@ def save(
     directory, arguments = together.all_or_none(_SAVE, checked)
     same = {name: arguments[name] for name in ("kind", "keep", "replace")}
     told = {"metadata": arguments["metadata"]} if rank == 0 or metadata is not None else {}
+    # Before any rank writes: the commit would refuse parts that do not fit, but after all the work.
     together.check_same("sharding.save", **same, **told)
     snapshot = together.of_first("name a snapshot", checkpoint.new_snapshot_name)
     with shown("saving", progress) as native:
@@ -92,6 +93,7 @@ def load(path: str | PathLike[str], process_group: dist.ProcessGroup) -> LoadRep
 
     def load_part() -> LoadReport:
         report = checkpoint.load(path, shard=shard, progress=False)
+        # A table that is opened later as another shard would have the rows of the wrong ids.
         note_loaded_as(report.tables, shard)
         return report
 

@@ -42,6 +42,7 @@ class Collective:
             try:
                 results[0] = work()
             except Exception as error:
+                # The others wait for the result. They get the reason in its place.
                 dist.broadcast_object_list([None, str(error)], group=self.group, group_src=0)
                 raise
         dist.broadcast_object_list(results, group=self.group, group_src=0)
@@ -82,6 +83,7 @@ class Collective:
             result = work()
         except Exception as error:
             failure = error
+        # A process that failed takes part all the same: the others wait in this gathering.
         messages: list[Any] = [None] * self.world
         dist.all_gather_object(messages, None if failure is None else str(failure), group=self.group)
         if failure is not None:

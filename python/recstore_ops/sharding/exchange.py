@@ -77,12 +77,14 @@ def exchange_messages(
     bytes_W = [sent.shape[1]] * shard.world
     received = shard.all_to_all(sent.flatten(), bytes_W, bytes_W).view(sent.shape)
     heads_W = received[:, :start].contiguous().view(torch.int64).tolist()
+    # Each rank knows the largest message of every sender, so all decide alike, without another exchange.
     most = max(head[1] for head in heads_W)
     came = [head[0] for head in heads_W]
     parts = [message[start : start + min(room, size)] for message, size in zip(received, came, strict=True)]
     if most > room:
         rest = _exchanged_rest(shard, [body[room:] for body in bodies], [max(0, size - room) for size in came])
         parts = [torch.cat(pair) for pair in zip(parts, rest, strict=True)]
+    # Room grows at once and shrinks by a sixteenth: a single small batch must not cost the next one a second exchange.
     rooms[kind] = max(_with_room(most), room * _KEPT // _OUT_OF // _WORD_BYTES * _WORD_BYTES)
     foreign = sum(sizes) - sizes[shard.rank]
     filled = sum(min(room, size) for rank, size in enumerate(sizes) if rank != shard.rank)
@@ -265,6 +267,8 @@ class Exchange:
         try:
             self.asked = ask()
         except Exception:
+            # The others wait in this exchange. Without a message from here they would wait until the group's
+            # timeout.
             tell_failure(shard, tables)
             raise
         counts_WT = self.asked.counts_WT
@@ -299,6 +303,7 @@ class Exchange:
         try:
             rows = read()
         except Exception:
+            # The sizes are agreed, so a failure takes the same way as rows would.
             self._move(self.served_layout.empty(), self.served_layout, self.asked_layout, "row_bytes", Status.FAILED)
             raise
         moved, flags = self._move(rows, self.served_layout, self.asked_layout, "row_bytes", Status.FINE)
@@ -317,6 +322,7 @@ class Exchange:
             Those that came, in `served_layout` of the tables, and whether what all ranks sent to any is finite, as far
             as it matters: the same on all ranks.
         """
+        # After rounding to the type of the wire: that is what the owner gets.
         is_fine = not checks or is_finite(gradients.to(self._shard.wire_dtype))
         sent, received = self.asked_layout.of_tables(tables), self.served_layout.of_tables(tables)
         status = Status.FINE if is_fine else Status.NOT_FINITE

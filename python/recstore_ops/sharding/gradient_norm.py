@@ -56,4 +56,5 @@ def _norm(parameter: Tensor, table: Table, norm_type: float) -> Tensor:
 def _over_ranks(norm: Tensor, shard: Shard, norm_type: float) -> Tensor:
     if math.isinf(norm_type):
         return shard.reduced(norm, dist.ReduceOp.MAX)
+    # Norms do not add up, their powers do.
     return shard.reduced(norm**norm_type, dist.ReduceOp.SUM) ** (1 / norm_type)

@@ -62,6 +62,7 @@ def share_host_store(
     _check_machine(process_group)
     mode = {"consistency": worker_sync.consistency.value, "combine": worker_sync.combine.value}
     together.check_same("share_host_store", **mode, timeout=timeout)
+    # After all checks, so that no rank refuses when the server runs.
     address = together.of_first("start the store of this machine", lambda: _start(worker_sync))
     set_ps_servers([address], timeout=timeout, worker=together.rank if worker_sync.workers else None)
     return address

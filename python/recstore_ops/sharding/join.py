@@ -146,6 +146,7 @@ class Joining(JoinNotifier):
 
     def step(self, tables: Sequence[Table]) -> None:
         """Announces a step, with the learning rates."""
+        # A double travels by its bits, in the one int64 tensor that an announcement is.
         rates = [struct.unpack("q", struct.pack("d", table.learning_rate()[0]))[0] for table in tables]
         parts = zip(tables, rates, strict=True)
         self._announce(
@@ -158,6 +159,7 @@ class Joining(JoinNotifier):
             return
         with suppress(RuntimeError):
             words = self._words(Op.FAILED, 0, {})
+            # The wait may end before the exchange does: its buffers have to outlive this call.
             self._kept = [torch.empty_like(words) for _ in range(self._shard.world)], words
             work = dist.all_gather(*self._kept, group=self.group, async_op=True)
             if work is not None:
@@ -170,6 +172,7 @@ class Joining(JoinNotifier):
         raise ValueError(f'table "{table.name}" is of no module that sharding.join was given')
 
     def _words(self, op: Op, number: int, parts: dict[int, Part]) -> Tensor:
+        # Counts of drops are in every announcement, so that ranks without batches drop the same gradients.
         said = [
             parts.get(place, Part())._replace(clears=table.times_cleared) for place, table in enumerate(self._tables)
         ]
@@ -187,6 +190,7 @@ class Joining(JoinNotifier):
         said = [RankStatus.of(each.tolist()) for each in received]
         failed = [rank for rank, each in enumerate(said) if each.op == Op.FAILED]
         if failed:
+            # A second announcement, by this rank's own error, would meet no counterpart: the others have left by then.
             self._has_heard_of_failure = True
             raise RuntimeError(
                 f"{self._named(range(len(self._tables)))}: rank {failed[0]} left sharding.join by an error of its own, "
@@ -264,6 +268,7 @@ class _Shadow:
                 others = [said for said in self._joining.tell(Op.JOINED) if said.op != Op.JOINED]
                 if not others:
                     return
+                # Before the action is repeated: a step must not apply what the others have dropped.
                 self._joining.cleared_since(others[0], clears)
                 # A lookup that failed, or ranks at odds: they raise, and exchange nothing.
                 if all(said.op != Op.FAILED_LOOKUP and said.agrees(others[0]) for said in others):
@@ -283,6 +288,7 @@ class _Shadow:
         except RuntimeError as error:
             # Those of the other ranks come to them too.
             if not getattr(error, "is_of_other_rank", False):
+                # The first error counts. The thread goes on, since the others wait for its part of each exchange.
                 self._error = self._error or error
 
     def _look_up(self, said: RankStatus) -> None:
@@ -298,6 +304,7 @@ class _Shadow:
         lookup.trained = [bool(part.is_trained) for _, part in chosen]
         lookup.served = None
         self._lookups[said.number] = lookup
+        # No announcement says that a lookup will get no more gradients, so the oldest leave.
         while len(self._lookups) > _KEPT_LOOKUPS:
             del self._lookups[next(iter(self._lookups))]
 
@@ -307,6 +314,7 @@ class _Shadow:
 
     def _step(self, said: RankStatus) -> None:
         chosen = self._joining.chosen(said)
+        # The ranks that go on may have scheduled their rate since this one ran out of batches.
         for table, part in chosen:
             _native.set_optimizer_learning_rate(table.table_id, struct.unpack("d", struct.pack("q", part.rate))[0])
         tables = [table for table, _ in chosen]
@@ -407,12 +415,15 @@ def join(
         return
     if shard.group in joinings:
         raise RuntimeError("a join over this process_group is under way")
+    # A group of its own: the thread's exchanges would mix with those of the dense part, which the main thread makes.
     joining = Joining(shard, tables, _own_group(shard, second_group))
     joinings[shard.group] = joining
     shadow = _Shadow(joining, shard)
     try:
         with torch_join:
             yield
+            # Inside `torch_join`, whose exit waits for the ranks with batches. They wait for this rank's rows
+            # meanwhile.
             shadow.start()
         shadow.end()
     except BaseException:
@@ -423,6 +434,7 @@ def join(
 
 
 def _leave_by_error(joining: Joining, shadow: _Shadow) -> None:
+    # Once the thread runs, it alone speaks for this rank: two announcements at once would mix.
     if not shadow.is_started:
         joining.fail()
         return

@@ -82,6 +82,7 @@ class Lookup:
     @property
     def anchor(self) -> Tensor:
         """The tensor that puts the lookup on autograd's tape, unless all tables are frozen."""
+        # The anchor of a frozen table would keep the rows of all others off the tape.
         return max(self._tables, key=lambda table: table.requires_grad).anchor
 
     @property
@@ -96,6 +97,7 @@ class Lookup:
         layout, handles = self.exchange.served_layout, [table.handle for table in self._tables]
         for number, (table, inserts) in enumerate(zip(self._tables, self._inserts, strict=True)):
             if inserts:
+                # Rows are made before they are read, so that their places go into the step.
                 ids_U = operators.unique(self.exchange.ids_of(number))[0]
                 operators.hashtable_lookup(table.handle, ids_U, table.dim, True)
         served, self._places = operators.emb_read_ranks(handles, self.exchange.ids, layout.counts, layout.dims)
@@ -120,6 +122,7 @@ class Lookup:
         checks = any(table.config.nan_policy == "error" for table in tables)
         received, is_fine = self.exchange.gradients(gradients, numbers, checks)
         layout = self.exchange.served_layout.of_tables(numbers)
+        # Only then may some rank refuse the step. All other steps spare the ranks a question.
         if not is_fine:
             for table, rows in zip(tables, layout.by_table(received), strict=True):
                 table.note_exchanged(rows)
@@ -145,6 +148,7 @@ class Lookup:
         if places is not None and len(numbers) < len(self._tables):
             counts = self.exchange.served_layout.counts
             chosen = [at for at in range(len(counts)) if at % len(self._tables) in numbers]
+            # The places of each rank and table end with their own tag.
             of_places = places.split([each + operators.PLACES_TAG for each in counts])
             ids, places = (
                 torch.cat([pieces[at] for at in chosen]) if chosen else pieces[0][:0]
@@ -181,6 +185,7 @@ def _check_bounds(table: Table, ids_N: Tensor) -> None:
         return
     least, most = ids_N.aminmax()
     if not 0 <= int(least) <= int(most) < size:
+        # As uint8: `argmax` takes no bool.
         position = int(((ids_N < 0) | (ids_N >= size)).to(torch.uint8).argmax())
         raise IndexError(
             f'table "{table.name}": id {int(ids_N[position])} at position {position} is outside [0, {size})'

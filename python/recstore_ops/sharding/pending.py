@@ -77,6 +77,7 @@ def _changed(
     places_WR, parts_W = [], []
     for old_R, new_R in zip(layout.runs(before), layout.runs(now), strict=True):
         places_R = [
+            # By bits: a NaN equals itself, and a zero that changed its sign counts as changed.
             (old.view(torch.int32) != new.view(torch.int32)).any(dim=1).nonzero().flatten()
             for old, new in zip(old_R, new_R, strict=True)
         ]
@@ -102,6 +103,7 @@ def _overwrite(runs: list[Tensor], counts_R: list[int], body: Tensor, wire_dtype
     at = 0
     for rows, count in zip(runs, counts_R, strict=True):
         sizes = count * _PLACE.itemsize, count * rows.shape[1] * wire_dtype.itemsize
+        # Clones begin at an aligned address, which a view of bytes as another type needs.
         places_C, rows_CD = (part.clone() for part in body[at : at + sum(sizes)].split(sizes))
         rows[places_C.view(_PLACE).long()] = rows_CD.view(wire_dtype).view(count, rows.shape[1]).to(torch.float32)
         at += sum(sizes)
@@ -145,6 +147,7 @@ def drop_pending(dropped: Sequence[PendingLookup]) -> None:
     for pending in dropped:
         if pending in _pending:
             _pending.remove(pending)
+            # `exception()` waits without raising: the batch that this lookup was for never came.
             pending.lookup.exception()
 
 

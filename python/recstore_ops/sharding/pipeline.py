@@ -78,6 +78,7 @@ class ExchangeTuner:
     def finish(self) -> None:
         """Notes that the consumer is done with the next batch given out."""
         now, was_ahead = time.perf_counter(), self._begun.popleft()
+        # A batch counts if its neighbours went the same way: an exchange ahead takes time from the batch before it.
         if self._before is not None and self._before[0] == was_ahead and list(self._begun)[:1] == [was_ahead]:
             self._times[was_ahead].append(now - self._before[1])
         self._before = was_ahead, now
@@ -87,6 +88,7 @@ class ExchangeTuner:
         """The measurements of this rank, for the others; 0 if there are none, or the others have them already."""
         if self._place != _TOLD or not all(self._times.values()):
             return 0
+        # Microseconds of both ways in one int64; zero is free to mean that a rank has none.
         ahead, plain = (min(_MAX, 1 + int(1e6 * median(self._times[way]))) for way in (True, False))
         return ahead << _BITS | plain
 
@@ -164,6 +166,7 @@ class ShardedPipeline:
                     drop_pending(own)
                     del begun[: len(own)]
             finally:
+                # Also if the loop is left early: other ranks wait for the exchanges that have begun.
                 drop_pending(begun)
 
     def _begin(self, thread: ThreadPoolExecutor, batch: Any, begun: list[PendingLookup]) -> list[PendingLookup]:
@@ -180,6 +183,7 @@ class ShardedPipeline:
             begun.append(PendingLookup(key_of(requests), future))
             add_pending(begun[-1])
         if self._pace.note:
+            # The exchange of this lookup carries the measurements of this rank, and returns those of all.
             self._told = begun[-1]
         return begun[before:]
 

@@ -81,6 +81,7 @@ def sum_bags(
     if not is_mean:
         return sums_BD
     sizes_B = zeros_BD[:, 0].index_add(0, bag_N, counts_N)
+    # An empty bag has the sum 0, and 0 / 1 instead of 0 / 0.
     return sums_BD / sizes_B.clamp(min=1).unsqueeze(-1)
 
 
@@ -91,6 +92,7 @@ def _each_apart(rows: Rows) -> Rows:
     if rows.padding_place is not None:
         is_padding_N = rows.places.reshape(-1) == rows.padding_place
         padding_place = int(is_padding_N.to(torch.uint8).argmax())
+        # All padding ids share the first one's place, for `embedding_bag` knows only one.
         places_N = torch.where(is_padding_N, padding_place, places_N)
     spread_ND = spread_rows(rows, scale_grad_by_freq=True).reshape(places_N.numel(), -1)
     return Rows(spread_ND, places_N.view(rows.places.shape), padding_place)

@@ -76,6 +76,7 @@ def sharded_rows(requests: Sequence[Request]) -> list[Rows]:
     if any(is_batched(request.ids) for request in requests):
         raise _per_sample([request.table.name for request in requests])
     if is_transformed():
+        # No `vmap` goes over these ids, so each is the plain tensor that it wraps. Only that can be sent.
         requests = [replace(request, ids=plain(request.ids)) for request in requests]
     lookup = _looked_up(requests, shard)
     rows: Any = _ShardedRows.apply(lookup.anchor, lookup)
@@ -97,6 +98,7 @@ def sharded_bags(requests: Sequence[Request], offsets: Tensor) -> Tensor | None:
     """
     tables = [request.table for request in requests]
     is_elsewhere = any(not request.ids.is_cpu or is_batched(request.ids) for request in requests)
+    # The sums of all tables lie in one tensor, which requires a gradient as a whole or not at all.
     if is_elsewhere or is_transformed() or len({table.requires_grad for table in tables}) > 1:
         return None
     lookup = _looked_up(requests, shard_of_tables(tables))
@@ -111,6 +113,7 @@ def _looked_up(requests: Sequence[Request], shard: Shard) -> Lookup:
         else:
             lookup = _look_up_within_join(requests, shard, joining)
     lookup.served = None  # Not to be kept until backward.
+    # A lookup that was begun ahead noted this then, and its tables may have been frozen or thawed since.
     lookup.note_frozen()
     return lookup
 
@@ -156,6 +159,7 @@ class _Batch:
     def _places(self, places: Tensor) -> list[Tensor]:
         """The places of each request, of those of all tables."""
         in_order = [(number, request) for number, request in enumerate(self.requests)]
+        # The exchange has ids table by table. The sort is stable, so requests of one table stay in their order.
         in_order.sort(key=lambda pair: self._numbers[pair[1].table.table_id])
         parts = places.split([request.ids.numel() for _, request in in_order])
         by_number = {number: part for (number, _), part in zip(in_order, parts, strict=True)}
@@ -236,6 +240,8 @@ def failing_together(tables: Sequence[Table]) -> Iterator[None]:
     except Exception:
         shard, distinct = shard_of_tables(tables), list({table.table_id for table in tables})
         joining = joining_of(shard)
+        # Ranks without batches wait for an announcement, the others for a message of the exchange: one of the two, not
+        # both.
         if joining is not None:
             joining.fail_lookup()
             raise
@@ -258,6 +264,7 @@ class _ShardedRows(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         _, ctx.lookup = inputs
+        # Else the rows of a frozen table would require a gradient, since another table's anchor is on the tape.
         ctx.mark_non_differentiable(
             *(rows for rows, trained in zip(output, ctx.lookup.trained, strict=True) if not trained)
         )

@@ -28,6 +28,7 @@ def offsets_of(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
 
 def complete_sums(lengths: Tensor) -> Tensor:
     """The start of each bag of these lengths, and the end of the last one, of the same type."""
+    # torch sums int32 up as int64, and offsets have the type of the lengths.
     ends = lengths.reshape(-1).cumsum(0).to(lengths.dtype)
     return torch.cat([lengths.new_zeros(1), ends])
 
@@ -56,6 +57,7 @@ def may_keep() -> bool:
 def bag_of_each(ids_N: Tensor, offsets: Tensor) -> Tensor:
     """The bag of each id, int64 `[N]`, by offsets `[B + 1]`."""
     bags = torch.arange(offsets.shape[0] - 1, dtype=torch.int64, device=ids_N.device)
+    # The size is known. Without it a device would be waited for, and a graph would have a size that depends on data.
     return torch.repeat_interleave(bags, offsets.diff(), output_size=ids_N.shape[0])
 
 
@@ -82,6 +84,7 @@ def check_bags(values: Tensor, lengths: Tensor | None, offsets: Tensor | None, m
 def _check_integers(what: str, tensor: Tensor | None, most_dims: int) -> None:
     if tensor is None:
         return
+    # `torch.tensor([])` is float32, and a batch without bags may be written so.
     is_none_of_any_type = isinstance(tensor, Tensor) and not torch.compiler.is_compiling() and tensor.numel() == 0
     if not isinstance(tensor, Tensor) or not (is_none_of_any_type or tensor.dtype in (torch.int32, torch.int64)):
         got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__

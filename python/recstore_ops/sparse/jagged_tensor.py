@@ -55,6 +55,7 @@ def padded(values: Tensor, offsets: Tensor, length: int, padding_value: float) -
         raise ValueError(f"padding_value must be a whole number for values of {values.dtype}, got {padding_value}")
     place_L = torch.arange(length, dtype=torch.int64, device=offsets.device)
     is_filled_BL = place_L.unsqueeze(0) < offsets.diff().unsqueeze(1)
+    # Places beyond a bag take the one further value, behind all others: the padding.
     place_BL = torch.where(is_filled_BL, offsets[:-1].unsqueeze(1) + place_L, values.shape[0])
     sizes = list(values.shape)
     sizes[0] = 1

@@ -27,6 +27,7 @@ def check_keys(keys: Any) -> None:
         return
     if isinstance(keys, str):
         raise TypeError(f'keys must be a list of str, got the str "{keys}"')
+    # The usual case without a loop in Python; the loop lets subclasses of str pass.
     if set(map(type, keys)) <= {str}:
         return
     for place, key in enumerate(keys):
@@ -52,6 +53,7 @@ def accept_batch(batch: Any) -> None:
         _check_counts(batch)
         _check_told(batch, strides)
     if batch._inverse_indices is not None:
+        # While a program is compiled there are no strides, so that the two lengths differ.
         _check_inverse_indices(batch._inverse_indices, dict(zip(keys, strides, strict=False)))
 
 
@@ -108,6 +110,7 @@ def _check_told(batch: Any, strides: list[int]) -> None:
     if batch._values.is_cpu:
         found = _bounds(batch, bags)
     else:
+        # A look at offsets elsewhere would wait for their device, so only what was given is compared.
         found = bounds if sizes is None else bounds_of(sizes)
         _check_bounds(found, batch._values.shape[0])
     _check_equal("length_per_key", sizes, [end - start for start, end in pairwise(found)])
@@ -135,6 +138,7 @@ def _check_inverse_indices(inverse_indices: tuple[list[str], Tensor], strides: d
         return
     if indices_FB.dim() != 2 or indices_FB.shape[0] != len(names):
         raise ValueError(f"inverse_indices must be [{len(names)}, examples], got the shape {tuple(indices_FB.shape)}")
+    # A look at numbers on another device would wait for it.
     if not indices_FB.is_cpu:
         return
     least, most = indices_FB.aminmax(dim=1)

@@ -177,6 +177,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         lengths_dtype: torch.dtype = torch.int32,
     ) -> "KeyedJaggedTensor":
         """No features, of the types given; values and weights have torch's default type unless one is given."""
+        # To TorchScript an empty list without a type is one of tensors.
         keys = torch.jit.annotate(list[str], [])
         weights = torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None
         values = torch.empty(0, dtype=values_dtype, device=device)
@@ -252,6 +253,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         Raises:
             ValueError: there are none.
         """
+        # A local variable, since TorchScript narrows the type of one by a check for None, and not that of an attribute.
         weights = self._weights
         if weights is None:
             raise ValueError("this KeyedJaggedTensor has no weights")
@@ -392,6 +394,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         groups = torch.jit.annotate(list["KeyedJaggedTensor"], [])
         first = 0
         for segment in segments:
+            # The batch itself keeps what it has computed, and its inverse indices.
             groups.append(self if segment == len(self._keys) else self._between(first, first + segment))
             first += segment
         return groups
@@ -482,6 +485,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         """The start of each feature's ids, looked up in the offsets."""
         if len(self._keys) == 0:
             return [0]
+        # Tensors without values have no offsets to look up: the ids are shared out evenly.
         if self._values.is_meta:
             return bounds_of(shared_out(self._values.shape[0], len(self._keys)))
         offsets = self.offsets()
@@ -489,6 +493,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
             places = torch.arange(len(self._keys) + 1, dtype=torch.int64, device=offsets.device) * self.stride()
         else:
             places = torch.tensor(self.lengths_offset_per_key(), dtype=torch.int64, device=offsets.device)
+        # One copy from the device for all features, not one for each.
         bounds: list[int] = offsets[places].to(torch.int64).tolist()
         return bounds
 

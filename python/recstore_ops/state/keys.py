@@ -28,6 +28,7 @@ class StateTensor(Tensor):
     """
 
     def __create_write_items__(self, name: str, value: Any) -> list[Any]:
+        # Private in torch, and imported here: only saves by `torch.distributed.checkpoint` come this way.
         from torch.distributed.checkpoint.planner_helpers import _create_write_item_for_bytesio
 
         return [_create_write_item_for_bytesio(name, value)]

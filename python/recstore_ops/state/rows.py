@@ -130,8 +130,10 @@ def replace_rows(table: Table, state: Any) -> None:
         ValueError: as `check_rows`.
         IndexError: as `check_rows`.
     """
+    # Deleting and writing are two calls. All that may be refused is refused before the first one.
     ids_N, rows_ND = check_rows(table, state)
     is_skipping = table.config.nan_policy == "skip"
+    # An id whose new row the write will skip loses its old row too, as if the table were new.
     taken = ids_N[rows_ND.isfinite().all(dim=1)] if is_skipping else ids_N
     before = operators.hashtable_ids(table.handle)
     operators.hashtable_delete(table.handle, before[~torch.isin(before, taken)])
@@ -244,6 +246,7 @@ def _rule(table: Table) -> dict[str, Any]:
     if description is None:
         raise RuntimeError(f'table "{table.name}" was dropped')
     rule = TableConfig.from_json(description[1]).optimizer
+    # FTRL calls its learning rate alpha.
     tunable = _TUNABLE | ({"alpha"} if rule["kind"] == "ftrl" else set())
     return {key: value for key, value in rule.items() if key not in tunable}
 
@@ -284,6 +287,7 @@ def _check_slots(table: Table, ids_N: Tensor, slots: dict[str, Any]) -> None:
 
 def _check_values(table: Table, ids_N: Tensor, name: str, slot: Tensor) -> None:
     """Checks that no value of a slot is one that steps of finite gradients do not leave."""
+    # A rule of the program's own may mean anything by such a name.
     is_square = name in _NEVER_NEGATIVE and table.config.optimizer.get("kind") != "rule"
     is_wrong = slot.isfinite().logical_not() | (slot < 0) if is_square else slot.isfinite().logical_not()
     if bool(is_wrong.any()):
@@ -301,6 +305,7 @@ def _check_progress(table: Table, progress: dict[str, Any]) -> None:
             f'the state of table "{table.name}" must have {sorted(expected)} beside its slots, got {sorted(progress)}'
         )
     step, was_set = progress["step"], progress["learning_rate_was_set"]
+    # `isinstance` would take a bool for a step.
     if type(step) is not int or not 0 <= step < 2**63:
         raise ValueError(f'the step of table "{table.name}" must be an int from 0 on, got {step!r}')
     if type(was_set) is not bool:

@@ -127,6 +127,7 @@ def _state(number: int, choice: str | None) -> int:
     progress = _progress(number)
     is_changed = _before.get(number, progress) != progress
     found = _FREE if progress == (0, 0) else _TRAINED if is_changed else _ROWS
+    # The search for owners may collect garbage, which takes long, and its result would change nothing.
     if choice is None and (found != _TRAINED or number in _warned):
         return found  # Nothing is said of it, in use or not.
     return _IN_USE if _is_in_use(number, choice) else found
@@ -147,6 +148,7 @@ def _is_in_use(number: int, choice: str | None) -> bool:
 
 def _agreed(shard: Shard, name: str, state: int, choice: str | None) -> int:
     """The state of the table over all ranks, which may have different rows."""
+    # Choice and state in one number, so that one exchange compares both. There are as many states as choices.
     found = shard.told(name, _CHOICES.index(choice) * len(_CHOICES) + state)
     choices = [_CHOICES[each // len(_CHOICES)] for each in found]
     other = next((rank for rank, each in enumerate(choices) if each != choice), None)

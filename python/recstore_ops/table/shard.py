@@ -151,6 +151,7 @@ class Shard:
 
     def reduced(self, value: Tensor, operation: Any) -> Tensor:
         """A tensor reduced over the ranks, by an operation of `dist.ReduceOp`; on the device it came from."""
+        # `all_reduce` works in place, and the value belongs to the caller.
         reduced = value.to(self.device, copy=True)
         dist.all_reduce(reduced, operation, group=self._way)
         return reduced.to(value.device)
@@ -163,6 +164,7 @@ class Shard:
             RuntimeError: another rank could not open its table.
         """
         digest = hashlib.sha256(f"{name}\0{description}\0{self.grad_reduce}\0{self.wire_dtype}".encode()).digest()
+        # Seven bytes of it: as an int64 the number is never negative, as `_FAILED` is.
         own = int.from_bytes(digest[:7], "big")
         fingerprints = self.told(name, own)
         others = [rank for rank, each in enumerate(fingerprints) if each != own]

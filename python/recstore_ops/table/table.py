@@ -67,6 +67,7 @@ class Table:
     def __init__(
         self, name: str, dim: int, config: TableConfig | None = None, shard: Shard | None = None, use: str = ""
     ) -> None:
+        # An error of this rank alone would leave the others waiting in `agree`.
         with disagreeing_on_error(shard):
             servers.prepare()
             _check_place(name, shard)
@@ -85,9 +86,11 @@ class Table:
         self.is_given_gradients = False
         self.times_cleared = 0
         with disagreeing_on_error(shard):
+            # Outside of inference mode: an anchor that was made within it could never be on autograd's tape.
             with opening, torch.inference_mode(False):
                 self.is_new = store.find_table(name) is None
                 self._open()
+            # With both tensors, and not with the table itself, which would then never end.
             weakref.finalize(self, _release, self.handle, self.collector)
             _open_tables.add(self)
             _check_same_shard(self)
@@ -100,6 +103,7 @@ class Table:
         try:
             shard.agree(self.name, f"{self.dim} {self.config.to_json()} {use}")
         except Exception:
+            # A table that the ranks disagree on must not be there with this rank's configuration when they try again.
             if self.is_new:
                 operators.drop_table(self.name)
             raise
@@ -140,6 +144,8 @@ class Table:
 
     def anchored(self, anchor: Tensor, owner: str) -> "Table":
         """The same table, and the same collector, with another anchor, for the lookups of a module of type `owner`."""
+        # Not by the constructor, which would make another collector, and a finalizer that releases the handle a second
+        # time.
         table = object.__new__(type(self))
         table.__dict__.update(self.__dict__, anchor=anchor, owner=owner)
         return table
@@ -197,6 +203,7 @@ class Table:
         if self._lent is None or operators.collected_tables(self.collector).numel() > 0:
             for _, ids, grads in self.collected():
                 self._compare_with_others(grads)
+                # Not `clear_collected`: lending is no drop, which `sharding.join` would announce to the other ranks.
                 operators.clear_grads(self.collector)
                 self._lent, self._received_is_finite = (ids, grads), True
                 self._is_comparable = True
@@ -236,6 +243,7 @@ class Table:
         """Whether a step would not refuse what was collected of a sharded table for NaN or infinity."""
         if self.config.nan_policy != "error":
             return True
+        # Gradients that were lent may have been changed in place since.
         return self._received_is_finite if self._lent is None else is_finite(self._lent[1])
 
     def take_back(self) -> None:
@@ -341,6 +349,7 @@ class Table:
             name = copy_content(self.name, self.table_id, self.shard)
         try:
             dim, described = self._if_there(store.describe_table(name))
+            # The copy has another seed, by which its initial values equal those of the original under the other name.
             config = replace(self.config, seed=TableConfig.from_json(described).seed)
             return type(self)(name, dim, config, self.shard)
         except BaseException:
@@ -450,6 +459,7 @@ def default_table(dim: int) -> Table:
     name = f"default/{dim}"
     number = store.find_table(name)
     kept = _default_tables.get(dim)
+    # A number is never given out twice, so it shows that the name was dropped and made again.
     if kept is None or kept.table_id != number:
         kept = Table(name, dim, TableConfig(initializer={"kind": "zeros"})) if number is None else Table.open(name)
         _default_tables[dim] = kept

@@ -69,6 +69,7 @@ def register_rule(name: str, rule: UpdateRule) -> None:
     except Exception:  # It may be for other dims: a table of a dim that it is not for is refused when it is opened.
         widths = {}
     called.check_slots(_ANY_DIM, widths)
+    # The store gets None for a rule that does nothing here, so that a new row costs no call of Python.
     adopts = type(rule).adopt is not UpdateRule.adopt
     _native.register_rule(name, called.slots, called.apply, called.adopt if adopts else None)
     warnings.warn(f'the update rule "{name}" is a call of Python for each row: slow', RuntimeWarning, stacklevel=2)
@@ -121,6 +122,7 @@ def _joined(named: dict[str, Floats], widths: dict[str, int]) -> bytes:
 
 
 def _floats(values: bytes) -> Floats:
+    # An array over `bytes` is read-only, and a rule may change its slots in place.
     return np.frombuffer(values, np.float32).copy()
 
 

@@ -193,6 +193,7 @@ def _run(
 
 
 def _refuse_saving(save_every: int | None, keep: int | None, resume: bool, replace_tables: bool) -> None:
+    # None alone counts as not given: `keep` gets its default later, so that even `--keep 1` is refused here.
     given = {"save-every": save_every, "keep": keep, "resume": resume or None}
     _refuse("a comparison with a baseline is not saved: it takes", given)
     _refuse("a comparison with a baseline takes", {"replace-tables": replace_tables or None})

@@ -62,6 +62,7 @@ class Import:
                 f"{list(self.rows.shape)}{self.where}"
             )
         self._check_bound()
+        # Rows are read twice for this: a value that is not finite must be found before any row has changed.
         if table.config.nan_policy == "error":
             self._check_finite()
 
@@ -77,6 +78,7 @@ class Import:
 
     def _check_finite(self) -> None:
         for ids_N, rows_ND in self.parts():
+            # As float32, in which rows are written: a large float64 becomes infinite there.
             is_finite_N = rows_ND.to(torch.float32).isfinite().all(dim=1)
             if not bool(is_finite_N.all()):
                 id = int(ids_N[is_finite_N.logical_not()][0])

@@ -61,6 +61,7 @@ def found_in(model: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> list[F
     seen: set[int] = set()
 
     def visit(path: str, above: tuple[nn.Module, ...]) -> None:
+        # A shared module has one `_modules`, so a place within it is one place, by whichever path it is reached.
         if id(above[-1]) in seen:
             return
         seen.add(id(above[-1]))
@@ -127,6 +128,7 @@ def held_beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in _REGISTRIES:
+                # A copy of the set for each attribute, so that contents which two of them share are found below both.
                 yield from _within(f"{path}.{name}" if path else name, value, set(own), False)
 
 
@@ -137,6 +139,7 @@ def _within(where: str, value: Any, seen: set[int], in_object: bool) -> Iterator
     """A value and everything within it, except the contents of values already seen."""
     if value is None or isinstance(value, str | bytes | int | float):
         return  # A list may hold millions of them.
+    # Even if it was seen: each holder of an object counts, only the contents are not visited again.
     yield where, value
     if id(value) in seen:
         return
@@ -212,6 +215,7 @@ def weight_holders(model: nn.Module, weights: dict[str, Tensor]) -> list[str]:
 
 
 def _paths(weights: dict[str, Tensor]) -> dict[int, str]:
+    # Backwards, so that a weight with several paths has the first of them.
     return {id(weight): path for path, weight in reversed(weights.items())}
 
 
@@ -231,6 +235,7 @@ def _overlapping(tensor: Tensor, by_storage: dict[int, list[tuple[str, Tensor]]]
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
     for path, module in model.named_modules():
+        # `named_parameters` gives a tied weight once, and its other paths are the ones that matter here.
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None:
                 yield f"{path}.{name}" if path else name, module, tensor
@@ -251,5 +256,6 @@ def _bytes(tensor: Tensor) -> range:
     """The memory from the first to the last element."""
     if tensor.numel() == 0:
         return range(0)
+    # A range is no set of elements: views with interleaved elements count as overlapping, too.
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return range(tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size())

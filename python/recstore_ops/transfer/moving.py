@@ -190,10 +190,12 @@ def _matrix_of(export: Export, bar: Any) -> Tensor:
 
 def _weight_of(state_dict: Mapping[str, Any], table: str) -> Tensor:
     ends = [f".{kind}.{table}.weight" for kind in ("embedding_bags", "embeddings")]
+    # The dot in front of the key lets a collection's own state match, and keeps `my_embeddings.<table>.weight` out.
     keys = [key for key in state_dict if f".{key}".endswith(tuple(ends))]
     if len(keys) != 1:
         raise ValueError(f'expected one weight of table "{table}" in the state, got {keys} among {sorted(state_dict)}')
     weight = state_dict[keys[0]]
+    # A DTensor is an instance of Tensor, so isinstance would let a sharded weight pass.
     if type(weight) not in (Tensor, nn.Parameter):
         raise TypeError(f'"{keys[0]}" must be a tensor that is not sharded, got {type(weight).__name__}')
     return weight
@@ -229,6 +231,7 @@ def export_safetensors(
     """
     refuse_text("tables", tables)
     opened = [_opened(table) for table in (store.table_names() if tables is None else tables)]
+    # By name, since a file has each tensor once, even if a table is given twice.
     exports = list({table.name: Export(table, exported_ids(table, as_matrices)) for table in opened}.values())
     with bar_of_rows("exporting", sum(len(export) for export in exports), progress) as bar:
         if max_shard_size is None:
@@ -277,6 +280,8 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
 
 
 def _import(imports: list[Import], progress: bool | None) -> None:
+    # All are checked before the first is written: an error in the last one leaves the tables of the others as they
+    # were.
     for part in imports:
         part.check()
     with bar_of_rows("importing", sum(len(part.ids) for part in imports), progress) as bar:

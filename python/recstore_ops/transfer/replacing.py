@@ -130,6 +130,7 @@ def replace_embeddings(
         )
     with _dropping_on_error(plan.table_names()):
         made = plan.modules({"lr": lr, **given})
+    # Only when all are made: until here an error leaves the model as it was.
     for found, module in made:
         found.put(module)
     return ReplacedEmbeddings(model, SparseOptimizer(modules=[model]), plan.tables_by_path())
@@ -235,6 +236,7 @@ class _Plan:
         """
         for part in [*self.tied, *([each] for each in self.collections)]:
             own, trial = (replace(self, found=part, prefix=before + self.prefix) for before in ("", "trial of "))
+            # The configuration file says nothing of these names, so the trial would try another configuration.
             names = trial.table_names()
             with same_entries(dict(zip(names, own.table_names(), strict=True))), _dropping(names):
                 trial.modules(options)
@@ -247,6 +249,7 @@ class _Plan:
             for each in group:
                 size = None if self.grows else each.module.weight.shape[0]
                 made.append((each, module_over_table(each.module, self.name_of(group), size, **own)))
+                # The first module of a weight opens the table with its rows, and the others share them.
                 own = {**own, "on_existing": "share"}
         for each in self.collections:
             made.append((each, collection_over_tables(each.module, self.prefix, self.grows, options)))
@@ -336,5 +339,6 @@ def _numbers(names: list[str]) -> dict[str, int | None]:
 
 def _drop_new(before: dict[str, int | None]) -> None:
     for name, number in before.items():
+        # Numbers are never given out twice: another one under the same name is a table that was opened within.
         if store.find_table(name) not in (None, number):
             operators.drop_table(name)

@@ -71,6 +71,7 @@ def restore_embeddings(
     ]
     if problems:
         raise ValueError(f"{type(model).__name__} stays as it is: {'; '.join(problems)}")
+    # All weights are made before the first module is put: one that does not fit into memory leaves the model as it was.
     weights: dict[int, nn.Parameter] = {}
     for each in found:
         if each.module.table.table_id not in weights:
@@ -225,6 +226,7 @@ def _torch_module(module: DistEmbedding | DistEmbeddingBag, weight: nn.Parameter
     common: dict[str, Any] = {
         "padding_idx": next(iter(padding_ids(module.padding_idx)), None),
         "scale_grad_by_freq": module._scale_grad_by_freq,
+        # With a weight given, torch's constructors draw no random numbers for one of their own.
         "_weight": weight.detach(),
     }
     theirs: nn.Embedding | nn.EmbeddingBag
@@ -233,5 +235,6 @@ def _torch_module(module: DistEmbedding | DistEmbeddingBag, weight: nn.Parameter
         theirs = nn.EmbeddingBag(size, dim, **bag, **common)
     else:
         theirs = nn.Embedding(size, dim, **common)
+    # The constructor made a parameter of its own. This is the one that all modules over the table share.
     theirs.weight = weight
     return theirs.train(module.training)

@@ -106,6 +106,7 @@ def _header(columns: Sequence[Column]) -> bytes:
         entries[column.name] = _entry(column, start, start + column.nbytes)
         start += column.nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
+    # Blanks fill it up, so that the tensors behind it begin at a multiple of eight bytes.
     return text.ljust(-(-len(text) // 8) * 8)
 
 
@@ -130,6 +131,7 @@ def bytes_of_tensors(path: Path) -> int:
 def _write_column(file: Any, column: Column) -> int:
     checksum = written = 0
     for part in column.parts:
+        # As bytes: numpy has no bfloat16.
         buffer = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         checksum = zlib.crc32(buffer, checksum)
         written += file.write(buffer)

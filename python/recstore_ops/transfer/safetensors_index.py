@@ -86,12 +86,14 @@ class SafetensorsIndex:
         missing = sorted(each for each, place in self._places.items() if place == file and each not in found)
         if missing:
             raise ValueError(f"{self.path} says that {path} holds {missing}, but it holds {found}")
+        # The two tensors may differ, and the index would choose between them without a word.
         for each in found:
             if self._places.get(each, file) != file:
                 raise ValueError(f'the tensor "{each}" lies in {self._places[each]} by {self.path}, and in {path} too')
         return opened
 
     def _compare_size(self, expected: Any) -> None:
+        # Files may be there in part: only those of the tensors that are asked for are needed.
         paths = [self._folder / file for file in sorted(set(self._places.values()))]
         if expected is None or not all(path.exists() for path in paths):
             return
@@ -129,6 +131,7 @@ def open_safetensors(path: str | PathLike[str]) -> SafetensorsFile | Safetensors
 def _read(path: str) -> tuple[dict[str, str], Any]:
     """The file of each tensor, and the size of all."""
     try:
+        # By itself json.loads keeps the last of two equal keys, and the first file would be forgotten.
         index = json.loads(Path(path).read_bytes(), object_pairs_hook=distinct_keys(_twice))
         places, metadata = index["weight_map"], index.get("metadata") or {}
         total_size = metadata.get("total_size")
@@ -137,6 +140,7 @@ def _read(path: str) -> tuple[dict[str, str], Any]:
     if not isinstance(places, dict):
         raise ValueError(f"{path}: weight_map must be an object, got {type(places).__name__}")
     for tensor, file in places.items():
+        # A plain name: the files lie beside the index, and no path leads elsewhere.
         if not isinstance(file, str) or not file.endswith(".safetensors") or os.path.basename(file) != file:
             raise ValueError(f'{path}: expected the name of a safetensors file for "{tensor}", got {file!r}')
     return places, total_size
@@ -191,6 +195,7 @@ def write_shards(path: str | PathLike[str], tensors: Sequence[Splittable], max_s
         for (new, _), columns in zip(beside[:-1], shards, strict=True):
             write_columns(new, columns)
         beside[-1][0].write_text(_index(files, shards), "utf-8")
+        # The index is the last of them: a reader that finds it finds every file that it lists.
         for new, final in beside:
             new.replace(final)
     except BaseException:
@@ -206,6 +211,7 @@ def _check_is_free(directory: Path) -> None:
     others = [name for name in there if not _LEFT_BEHIND.fullmatch(name)]
     if others:
         raise FileExistsError(f"{directory} must be new or empty for files of an export, but it holds {others}")
+    # Unfinished files of a killed export are all that is left, and no reader takes a name that ends in `.new`.
     for name in there:
         (directory / name).unlink()
 
@@ -237,6 +243,7 @@ def _rows_of_a_file(tensors: Splittable, most: int) -> int:
     def nbytes(count: int) -> int:  # Of the last ones: no part has a longer name.
         return _file_bytes(tensors.columns(tensors.rows - count, tensors.rows), most)
 
+    # A table of at most one row is refused here: it came because as a whole it does not fit into a file.
     least = nbytes(min(1, tensors.rows))
     if least > most:
         raise ValueError(

@@ -68,13 +68,18 @@ impl ObjectCheckpoint {
     pub fn save(&self, store: &dyn EmbeddingStore, options: &SaveOptions<'_>) -> Result<SaveReport> {
         let directory = self.temporary_directory()?;
         let newest = self.requests.wait(|| manifests::newest(&self.location))?;
+        // With it in place, the store knows the snapshot before and can write a delta to it. Its files are
+        // not needed for that, only the names.
         if let Some(newest) = &newest {
             self.write_manifest(directory.path(), newest)?;
         }
+        // Taken before the save, which rewrites the manifest.
         let before = self.files(directory.path())?;
         let saved = store.save(directory.path(), options);
         let report = saved.map_err(|error| named(error, &self.location.url, directory.path()))?;
         let after = self.files(directory.path())?;
+        // The number after the one that was read. Another process that saves meanwhile takes the same, and
+        // only one of them gets it.
         let number = newest.map_or(1, |newest| newest.number + 1);
         let text = self.read_manifest(directory.path())?;
         self.requests
@@ -123,6 +128,7 @@ impl ObjectCheckpoint {
     ) -> Result<()> {
         let location = &self.location;
         let new: Vec<String> = after.difference(before).cloned().collect();
+        // The files first: a manifest must never name one that is not there yet.
         if let Err(error) = objects::upload_all(location, directory, &new).await {
             objects::remove(location, new.iter()).await;
             return Err(error);
@@ -133,8 +139,10 @@ impl ObjectCheckpoint {
                 objects::remove(location, new.iter()).await;
                 return Err(error);
             }
+            // The manifest may count, and the files with it, so they stay.
             Put::Unknown(error) => return Err(error),
         }
+        // Only after the manifest counts: until then the snapshot before is the newest and needs them.
         objects::remove(location, before.difference(after)).await;
         let newest = manifests::name_of(manifest.number);
         objects::remove_old(location, |name| name == newest || after.contains(name)).await;

@@ -77,6 +77,7 @@ pub(crate) async fn put(location: &Location, manifest: &Numbered) -> Put {
     let Err(error) = location.objects.put_opts(&location.path_of(&name), payload, options).await else {
         return Put::Counts;
     };
+    // Asked here, as the error is moved further below.
     let was_taken = matches!(error, ObjectError::AlreadyExists { .. });
     // An attempt that failed may have gone through, and its repetition have found it there.
     match read(location, manifest.number).await {

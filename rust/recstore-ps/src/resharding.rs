@@ -47,6 +47,7 @@ pub fn reshard(from: &Path, to: &Path, shards: usize, hash_method: Option<HashMe
         return Err(unusable(to, "rows need one shard at least, got 0"));
     }
     let target = Directory::create(to).map_err(in_file(to))?;
+    // First: after a reshard that was cut off, some shards lie in one place and some in the other.
     finish_moves(&target)?;
     let is_same = same_directory(from, to);
     if !is_same {
@@ -173,6 +174,7 @@ fn move_all(source: &Source, to: &Directory, shards: usize, is_same: bool) -> Re
     if !old.is_empty() {
         to.create_subdirectory(name(&aside)).map_err(in_file(&aside))?;
     }
+    // The old shards first: a new one may have the name of an old one.
     for directory in &old {
         moves.push((name(directory), name(&aside).join(name(directory))));
     }
@@ -180,6 +182,7 @@ fn move_all(source: &Source, to: &Directory, shards: usize, is_same: bool) -> Re
         let new = directory_name(Shard { number, of: shards });
         moves.push((Path::new(WORKSHOP).join(&new), PathBuf::from(new)));
     }
+    // All in one call, which goes on with them after a crash.
     move_to(to, moves)?;
     Ok((!old.is_empty()).then_some(aside))
 }

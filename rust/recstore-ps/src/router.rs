@@ -76,6 +76,7 @@ impl Router {
     pub fn shard_of(&self, id: i64) -> usize {
         let shard = match self.method {
             HashMethod::CityHash => city_hash(id) % self.shards as u64,
+            // Euclidean, as the remainder of a negative id would be negative.
             HashMethod::SimpleMod => i128::from(id).rem_euclid(self.shards as i128) as u64,
         };
         shard as usize
@@ -110,6 +111,7 @@ impl Split {
 
     /// Copies the values of one shard's ids, `width` each, to their positions among those of the call.
     pub fn scatter<T: Copy>(&self, shard: usize, width: usize, from: &[T], to: &mut [T]) {
+        // A width of 0 gives no values, and no chunks can be that wide.
         for (&position, values) in self.positions[shard].iter().zip(from.chunks_exact(width.max(1))) {
             to[position * width..][..width].copy_from_slice(values);
         }

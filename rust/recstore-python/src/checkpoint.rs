@@ -105,6 +105,7 @@ pub(crate) fn save_tables<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let (store, options) = (registry()?.store(), arguments.options(Some(progress.get()))?);
     let objects = place.objects()?;
+    // Without the GIL, so that another thread can ask `progress` meanwhile.
     let saved = py.detach(|| match &objects {
         Some(objects) => objects.save(&*store, &options).map_err(raise_object),
         None => store.save(&place.path, &options).map_err(raise),
@@ -173,6 +174,7 @@ pub(crate) fn load_tables<'py>(
     progress: &Bound<'py, CheckpointProgress>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let registry = registry()?;
+    // `keeps` chooses rows by their ids, `shard` the shared rows, which have none.
     let keeps = shard.map(|(number, of)| move |id| Shard { number, of }.holds(id));
     let mut options = LoadOptions::default();
     options.keeps = keeps.as_ref().map(|keeps| keeps as &(dyn Fn(i64) -> bool + Sync));
@@ -215,6 +217,7 @@ pub(crate) fn prune<'py>(
     dry_run: bool,
     on_plan: &Bound<'py, PyAny>,
 ) -> PyResult<()> {
+    // The plan is kept while Python is called in between, so that exactly what `on_plan` saw goes.
     let pruning = py.detach(|| Pruning::plan(&directory, keep, dry_run)).map_err(raise)?;
     on_plan.call1((from_json(py, serde_json::to_string(pruning.pruned()))?,))?;
     match dry_run {

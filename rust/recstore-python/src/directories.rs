@@ -26,6 +26,8 @@ impl Directory {
     }
 
     fn held(&self) -> PyResult<recstore::Directory> {
+        // A clone, so that a call that runs without the GIL keeps the directory open if another thread closes
+        // it.
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
         held.ok_or_else(|| PyValueError::new_err(format!("{}: the directory is closed", self.path.display())))
     }
@@ -53,6 +55,7 @@ impl Directory {
         py: Python<'_>,
         open: impl FnOnce(recstore::Directory) -> io::Result<File> + Send,
     ) -> PyResult<i32> {
+        // Python owns the descriptor from here on and closes it.
         self.call(py, |held| open(held).map(IntoRawFd::into_raw_fd))
     }
 }

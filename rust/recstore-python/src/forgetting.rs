@@ -103,6 +103,7 @@ struct OpenFile<'py>(Bound<'py, PyAny>);
 
 impl Read for OpenFile<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        // Asked for no more than fits, but any object with a `read` may give more, which is refused below.
         let part = self.0.call_method1("read", (buffer.len(),))?;
         let part: &[u8] = part.extract().map_err(PyErr::from)?;
         let room = buffer.get_mut(..part.len()).ok_or(io::ErrorKind::InvalidData)?;
@@ -159,6 +160,7 @@ fn on_servers(
     for name in tables {
         opened.push(store.find_table(name)?.ok_or_else(|| unknown(name, &store.table_names()))?);
     }
+    // Looked up first: once they are deleted, it cannot be seen which had a row.
     let found = opened.iter().map(|table| with_rows(&**table, ids)).collect::<Result<_>>()?;
     if dry_run {
         return Ok((found, Vec::new()));
@@ -167,6 +169,7 @@ fn on_servers(
     {
         table.delete(ids)?;
     }
+    // Only now: the logs hold the deleted rows until the servers drop them for a checkpoint.
     let saved = store.checkpoint()?;
     Ok((found, saved.into_iter().map(|report| report.map(|report| report.bytes)).collect()))
 }
@@ -174,11 +177,13 @@ fn on_servers(
 /// Returns the ids that have a row.
 fn with_rows(table: &dyn EmbeddingTable, ids: &[i64]) -> Result<Vec<i64>> {
     let limit = table.describe()?.config.num_embeddings;
+    // A lookup would refuse the others, and all ids with them.
     let is_possible = |id: i64| limit.is_none_or(|limit| u64::try_from(id).is_ok_and(|id| id < limit));
     let possible: Vec<i64> = ids.iter().copied().filter(|id| is_possible(*id)).collect();
     let mut found = Vec::new();
     for ids in possible.chunks(IDS_PER_CHUNK) {
         let (mut indices, mut rows) = (vec![0; ids.len()], vec![0.0; ids.len() * table.dim()]);
+        // `false`: asking must not create rows.
         table.lookup(ids, false, &mut indices, &mut rows)?;
         found.extend(ids.iter().zip(&indices).filter(|(_, index)| **index >= 0).map(|(id, _)| *id));
     }

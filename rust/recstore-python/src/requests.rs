@@ -47,6 +47,7 @@ impl Requests {
         let mut config = AsyncConfig::default();
         (config.max_pending, config.max_pending_bytes) = (max_pending, max_pending_bytes);
         let issue_timeout = duration(issue_timeout);
+        // The store waits for room by this, `patiently` repeats that until the caller's own time is over.
         config.issue_timeout = issue_timeout.min(BETWEEN_SIGNALS);
         let store = AsyncStore::new(registry()?, config);
         let store = Some(store.map_err(|error| PyRuntimeError::new_err(error.to_string()))?);
@@ -68,7 +69,10 @@ impl Requests {
         let keys: &[i64] = numbers(&keys)?;
         let gradients: Option<&[f32]> = gradients.as_deref().map(numbers).transpose()?;
         let issued = self.patiently(py, Some(self.issue_timeout), |store, _| {
+            // The callback wants the timestamp, which there is only once the store has taken the request; by
+            // then its thread may already have called back.
             let (send, timestamp) = mpsc::channel();
+            // Cloned anew each time: a call that found no room has dropped its callback.
             let callback = Python::attach(|py| callback.as_ref().map(|callback| callback.clone_ref(py)));
             let callback = callback.map(|callback| self.callback(callback, timestamp, gives_rows));
             let issued = match gradients {
@@ -116,6 +120,7 @@ impl Requests {
         let untold = self.patiently(py, None, |store, slice| {
             store.close()?;
             match store.wait_untold(slice) {
+                // It would wait for itself. Requests are refused from here on all the same.
                 Err(AsyncError::InCallback { .. }) => Ok(Vec::new()),
                 waited => waited,
             }
@@ -141,9 +146,12 @@ impl Requests {
         };
         let began = Instant::now();
         loop {
+            // By the clock, not by slices counted: the time that the calls themselves take counts as well.
             let left = timeout.map_or(Duration::MAX, |timeout| timeout.saturating_sub(began.elapsed()));
             match py.detach(|| call(store, Some(left.min(BETWEEN_SIGNALS)))) {
                 Err(AsyncError::TimedOut { .. }) if left > BETWEEN_SIGNALS => py.check_signals()?,
+                // Only a callback does not wait at all. Its call is not repeated: it would hold up the thread
+                // that makes room.
                 Err(AsyncError::Full { waited, .. }) if left > BETWEEN_SIGNALS && !waited.is_zero() => {
                     py.check_signals()?;
                 }
@@ -163,11 +171,14 @@ impl Requests {
         Box::new(move |outcome| {
             let Ok(timestamp) = timestamp.recv() else { return };
             let called = Python::attach(|py| {
+                // Made before `outcome` is taken apart for its rows.
                 let error = outcome.as_ref().err().map(|error| exception(&name, error));
                 let rows = outcome.ok().filter(|_| gives_rows).map(|rows| bytes(py, &rows));
                 callback.call1(py, (timestamp.0, rows, error)).map(drop)
             });
             if let Err(error) = called {
+                // Kept as the object it is, so that whoever waits gets this exception and its traceback; the
+                // panic only makes the store count the request as failed.
                 locked(&raised).insert(timestamp, error);
                 resume_unwind(Box::new("it raised an exception"));
             }

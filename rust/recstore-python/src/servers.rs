@@ -203,6 +203,7 @@ impl Server {
         (config.unix_socket, config.health_port) = (unix_socket, health_port);
         (config.metrics_host, config.metrics_port) = (metrics_host, metrics_port);
         (config.token, config.insecure, config.max_connections) = (token, insecure, max_connections);
+        // The same files serve both ends: a follower is a client of its leader.
         let to_leader = tls.as_ref().filter(|_| follow.is_some()).map(TlsFiles::of_client).transpose()?;
         config.tls = tls.map(|tls| tls.of_server()).transpose()?;
         let durability = durability_of(durability)?;
@@ -261,6 +262,8 @@ impl Server {
 
     /// Answers what is under way, and then no more.
     fn stop(&self, py: Python<'_>) {
+        // The lock is free again before the wait: `unused_for` of another thread takes it with the GIL held,
+        // and both would wait for each other.
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(server) = running {
             py.detach(|| server.stop(GRACE));

@@ -39,6 +39,7 @@ def copied_base(copy: Copy) -> Iterator[Directory]:
         directory.create_subdirectory("tables").close()
         sizes = {name: sums["bytes"] for name, sums in manifest.files.items()}
         for name in (*sizes, *(table.file for table in manifest.tables)):
+            # The manifest does not say how large tables are: the room on the disk bounds them.
             free = shutil.disk_usage(path).free
             copy(name, directory.path, min(sizes.get(name, free), free))
         yield directory

@@ -111,6 +111,7 @@ class DoubleBuffer:
     def read(self) -> Iterator[ModelCopy]:
         """Gives the copy that answers, which does not change meanwhile."""
         with self._changed:
+            # Choosing and counting are one step: an update waits until the copy that it changes has no reader.
             side = self._front
             side.readers += 1
         try:
@@ -134,7 +135,9 @@ class DoubleBuffer:
         with self._changed:
             if self._ended.is_set():
                 return False
+            # Under the lock by which readers choose a copy: each reads the one or the other to its end.
             self._front, self._back = self._back, self._front
+        # The copy that answered until now takes the same updates, once its last reader has left: both are alike again.
         self._apply(updates)
         return True
 

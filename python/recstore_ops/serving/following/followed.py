@@ -215,8 +215,10 @@ class Follower:
             self._is_whole = False  # If it fails, one of the copies has a part of it.
             is_taken = sides.take(updates)
             with self._ending:
+                # Under the lock of `end`: when that has returned, nothing newer is shown.
                 if not is_taken or self._ended.is_set():
                     return
+                # A base has rows of several steps until this update, and no reader may see it before.
                 if updates[-1].number >= current.base.until:
                     self._show(sides, updates[-1])
 
@@ -224,6 +226,7 @@ class Follower:
         """Lets readers see an update, the last one of copies of the model."""
         if self._sides is not None and update.history != self.update.history:
             self._left.append(self.update.history)
+        # Without its content, which may be a gigabyte of rows.
         self._seen_at, self.update = self._news[1], update.without_content()
         self._sides, self._is_whole = sides, True
 
@@ -231,6 +234,7 @@ class Follower:
         """Yields updates, as many at a time as lie in memory at once."""
         batch: list[Update] = []
         for number in numbers:
+            # No publisher writes a larger update, so a longer file is refused before it is read.
             most = MAX_ROW_BYTES + MAX_HEADER_BYTES + sides.state_bytes
             batch.append(self._source.update(update_name(history, number), most))
             if sum(update.size for update in batch) >= _BATCH_BYTES:
@@ -258,6 +262,7 @@ def _keep_up(follower: weakref.ref[Follower], ended: threading.Event) -> None:
             return
         own.look(_WAIT)
         failures = 0 if own.problem is None else failures + 1
+        # A reference kept over the pause would keep a model alive that nothing else uses.
         del own
         if failures:
             ended.wait(min(_PAUSE * failures, _LONGEST_PAUSE))

@@ -88,6 +88,7 @@ class HttpSource(Listening):
 
     def close(self) -> None:
         """See `Source`."""
+        # Noted before the connection is cut, or the request under way would be repeated over a new one.
         self._is_closed, connection = True, self._connection
         if connection is not None and connection.sock is not None:
             with suppress(OSError):
@@ -142,6 +143,7 @@ class HttpSource(Listening):
 
     def _answered(self, path: str, timeout: float) -> _Response:
         connection = self._connection = self._connection or self._connected()
+        # Connected by hand, so that there is a socket to give this request's timeout to.
         if connection.sock is None:
             connection.connect()
         if connection.sock is not None:
@@ -183,6 +185,7 @@ class _Response(http.client.HTTPResponse):
 
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
+        # The reader that http.client made has no limit for the answer as a whole.
         self.fp.close()
         self._incoming = _Incoming(sock)
         self.fp = io.BufferedReader(self._incoming)

@@ -96,6 +96,7 @@ class OtherRanks:
     """
 
     def __init__(self, group: dist.ProcessGroup, second_group: dist.ProcessGroup) -> None:
+        # Two groups: a thread exchanges a base over the second while the methods of the program use the first.
         self._asking, self.writing = Collective(group), Collective(second_group)
 
     @property
@@ -106,6 +107,7 @@ class OtherRanks:
     def ask(self, what: str, argument: Any, own: Callable[[], _Result]) -> list[_Result]:
         """See `PeerRanks`."""
         self._say(Command(what, argument))
+        # An error here waits until the answers are in: the others send theirs in any case.
         answer = _outcome(own)
         answers: list[Any] = [None] * self._asking.world
         dist.gather_object(None, answers, group=self._asking.group, group_dst=0)
@@ -124,6 +126,7 @@ class OtherRanks:
             result = work()
             said = told(result)
         except Exception as error:
+            # Before the error goes on: the other processes wait in `obey` until this one reports an end.
             self._say(Failed(str(error)))
             raise
         self._say(said)

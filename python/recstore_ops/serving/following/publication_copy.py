@@ -87,6 +87,7 @@ class PublicationCopy:
                 is_told = self._changed.wait_for(
                     lambda: self._told > self._copied or self._is_ending, self._until_list()
                 )
+                # Read before the copy: news that come while it runs need another one.
                 told = self._told
             problem = self._try() if told > self._copied or not is_told else None
             with self._changed:
@@ -143,6 +144,7 @@ class PublicationCopy:
             needed = _files(held, Current.parse(text, self._directory / CURRENT))
             for name in sorted(needed - self._there):
                 with held.open(name) as file:
+                    # By its descriptor, so that it is the file that was opened and no link that has taken its name.
                     self._folder.upload(name, f"/dev/fd/{file.fileno()}")
                 self._there.add(name)
         if text != self._text or CURRENT not in self._there:

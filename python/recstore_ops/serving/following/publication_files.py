@@ -90,6 +90,7 @@ class PublicationFiles:
         """Has `write` write a bundle that is noted. It counts from the update on that makes it whole."""
         try:
             write(self.directory / WRITING)
+            # A base gets its name when all of its files are there.
             self._held.rename(WRITING, base.name)
         except BaseException:
             with suppress(OSError):
@@ -113,6 +114,8 @@ class PublicationFiles:
             current = Current(base, update.number, before and (before.base, before.update))
             self.bytes_since_base = 0
             if before is not None:
+                # Noted before the publication stops naming them: after a kill in between the next publisher finds them
+                # in the note.
                 self._note(name for name in names_in(self._held) if before.needs(name) and not current.needs(name))
         self._set(current)
         self.bytes_since_base += size
@@ -128,6 +131,7 @@ class PublicationFiles:
             write_base: given the directory of the base that there is, and that of the one to be written.
             updates: all that follow the base that there is, in the other history.
         """
+        # A publication can name one base before the newest, and the present one is about to become it.
         before = self._without_previous()
         base = replace(before.base, history=history)
         self.note_base(base)
@@ -177,6 +181,7 @@ class PublicationFiles:
     def _clean(self) -> None:
         """Deletes what is noted and not needed, and then the note."""
         current = self.current
+        # Files before the note: a kill in between leaves a note of files that are gone, which does no harm.
         self._remove(name for name in self._noted if current is None or not current.needs(name))
         with suppress(FileNotFoundError):
             self._held.remove_file(_NOTE)

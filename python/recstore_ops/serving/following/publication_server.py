@@ -63,6 +63,8 @@ class Connection:
     def cut(self) -> None:
         """Ends it, whatever another thread waits for."""
         with suppress(OSError):
+            # To close it here would not wake the thread that waits on it, and would free its number for another
+            # connection.
             self.socket.shutdown(socket.SHUT_RDWR)
 
 
@@ -90,6 +92,7 @@ class Connections:
         """
         with self._lock:
             if len(self._open) >= self._limit:
+                # A peer that holds connections open and says nothing loses these first, and not those of others.
                 least = min(self._open, key=lambda each: (each.state, each.since))
                 if least.state == State.BUSY:
                     return None
@@ -117,6 +120,7 @@ class Connections:
             self.refused[kind] += 1
             if now - self._warned.get(peer, -math.inf) < 1.0:
                 return
+            # Taken out and put back, the peers stay in the order of their warnings: the first one is the oldest.
             self._warned.pop(peer, None)
             if len(self._warned) >= _MAX_PEERS:
                 del self._warned[next(iter(self._warned))]
@@ -218,6 +222,7 @@ class _Server(ThreadingHTTPServer):
             _RefusedError: the peer speaks no TLS, or not in time.
         """
         accepted = connection.socket
+        # The handshake is this thread's, below, within the time of the first head. A slow peer holds up no other.
         connection.socket = encrypted = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
         try:
             encrypted.settimeout(limit.left())
@@ -261,10 +266,12 @@ class _Requests(io.RawIOBase):
         """
         is_idle = self._connection.state == State.IDLE and not self._head_bytes
         try:
+            # Each read has the rest of one limit: a peer that sends byte by byte gains no time.
             self._connection.socket.settimeout(self._limit.left())
             count = self._raw.readinto(buffer)
         except TimeoutError:
             if is_idle:
+                # The end of the stream to `http.server`, which then closes without a word.
                 return 0
             raise _RefusedError("silent", _SILENT) from None
         if is_idle:
@@ -291,6 +298,7 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         """Reads requests in time."""
         super().setup()
+        # The reader that `http.server` made waits for each read anew. This one knows the limit of the whole request.
         self.rfile.close()
         self.rfile = io.BufferedReader(self._requests, self.rbufsize)
 

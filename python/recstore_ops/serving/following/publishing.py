@@ -70,6 +70,8 @@ class RankPublisher(Publisher):
         try:
             self.update()
         finally:
+            # The first process ends the publication in a further method, in which this one takes part even if the
+            # update failed.
             self._obey()
             self._is_open = False
             self._thread.shutdown()

@@ -85,6 +85,7 @@ def _first_news(read: Callable[[], Current], pause: float, seen: str | None, tim
     """Polls the contents of a publication until its tag differs from the one seen, or for a time."""
     end = time.monotonic() + timeout
     while True:
+        # Before the first look at the clock: the contents are read at least once, whatever the time limit.
         current = read()
         if current.tag != seen or time.monotonic() >= end:
             return current
@@ -174,6 +175,7 @@ class ObjectSource(Listening):
 
     def _read_object(self, name: str, most: int) -> bytes | None:
         with self.listening():
+            # The folder reads an object as a whole, so that its size is checked only afterwards.
             found = self._folder.read(name)
         if found is not None and len(found) > most:
             raise OSError(f"{self._url}/{name} has {len(found)} bytes, at most {most} are expected")

@@ -112,12 +112,14 @@ class Update:
         if data[: len(_MAGIC)] != _MAGIC or len(data) < head:
             raise OSError(f"{expected} is no update of a publication")
         body = data[head:]
+        # Before anything is parsed: only bytes that a publisher wrote so reach the readers of JSON and safetensors.
         if zlib.crc32(body) != _CRC.unpack(data[len(_MAGIC) : head])[0]:
             raise OSError(f"{expected} is damaged: its checksum is another")
         try:
             update = cls._of(_about(body), _safetensors().load(body))
         except Exception as error:  # safetensors raises an exception of its own, and JSON can nest too deeply.
             raise OSError(f"{expected} is damaged: {error or type(error).__name__}") from error
+        # A file under the name of another is whole by its checksum, and would be applied out of turn.
         if update.name != expected:
             raise OSError(f"{expected} is another update, {update.name}")
         return update
@@ -173,6 +175,7 @@ def _safetensors() -> Any:
 
 
 def _as_tensor(data: bytes) -> Tensor:
+    # `torch.frombuffer` takes no empty buffer, and warns of one that is read-only, as bytes are.
     if not data:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -53,6 +53,7 @@ class WritingPublisher(Publisher):
         super().__init__(files.directory)
         self._tables, self._state, self._files, self._pace, self._others = tables, state, files, pace, others
         self._lock = threading.Lock()
+        # Two: an update does not wait for a base, which takes as long as all rows do.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="recstore-publish")
         self._number = files.newest_update()
         self._server: PublicationServer | None = None
@@ -72,6 +73,7 @@ class WritingPublisher(Publisher):
             self._await_base(wait=False)
             self._begin_base()
             self._pace.note_update()
+            # False until the write has ended well: if it fails, the next update has these changes too.
             was_told, self._was_told = self._was_told, False
             changes = self._tables.take(was_told=was_told)  # None: a table was loaded, all of its rows may be others.
             if changes is None or _is_too_large(changes):
@@ -82,6 +84,7 @@ class WritingPublisher(Publisher):
             if self._base is None and not changes and not state:
                 self._was_told = True
                 return False
+            # Its rows were read while the tables trained, so it is whole with this update at the earliest.
             base = self._base and replace(self._base, until=self._number + 1)
             update = Update(self._history, self._number + 1, self.steps, time.time(), changes, state)
             self._writing = self._threads.submit(self._write, update, base)
@@ -188,6 +191,7 @@ class WritingPublisher(Publisher):
 
     def _end_history(self) -> None:
         """Notes no changes any more. A base that no update made whole goes, also one that is being written."""
+        # The base under way belongs to this history, and would come to lie in the next one.
         self._await_base(wait=True)
         if self._base is not None:
             self._files.drop_base()
@@ -218,6 +222,7 @@ class WritingPublisher(Publisher):
             self._fails("update", error)
             return
         self.problem, self._base, self._was_told = None, None, True
+        # Only now: after a failure the next update gets the same number, since readers expect numbers without a gap.
         self._number += 1
 
     def _begin_base(self) -> None:

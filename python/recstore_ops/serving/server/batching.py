@@ -59,6 +59,7 @@ class Batcher:
         self._free = settings.workers
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
+        # OpenMP has this number for each thread that calls it, so every worker sets its own.
         self._pool = ThreadPoolExecutor(
             settings.workers, "recstore-model", torch.set_num_threads, (settings.torch_threads,)
         )
@@ -117,6 +118,7 @@ class Batcher:
             following = self._waiting[0]
             if following.answer.done():
                 self._waiting.popleft()
+            # A request that does not fit ends the batch: those behind it do not overtake it.
             elif rows + following.rows > self._most_rows or following.form != form:
                 break
             else:
@@ -125,6 +127,7 @@ class Batcher:
         return taken
 
     def _call(self, loop: asyncio.AbstractEventLoop, taken: list[_Waiting]) -> None:
+        # Only the event loop's thread changes this and the queue, so neither has a lock.
         self._free -= 1
         self._metrics.batch_requests.observe(len(taken))
         self._metrics.batch_rows.observe(sum(each.rows for each in taken))

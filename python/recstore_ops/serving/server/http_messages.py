@@ -94,6 +94,7 @@ def check_asked(asked: HttpInferRequest, outputs: Iterable[TensorSpec]) -> None:
 
 
 def _header_length(text: str, size: int) -> int:
+    # In ASCII, since `isdigit` knows other digits too, and few, since `int` takes quadratic time for many.
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and 0 < int(text) <= size):
         raise invalid(f"{HEADER_LENGTH} must be from 1 to {size}, the bytes of the body, got {quoted(text)}")
     return int(text)
@@ -209,6 +210,7 @@ def _parameters(document: Mapping[str, Any], place: str, known: Mapping[str, typ
     for name, parameter in value.items():
         if name not in known:
             raise invalid(f"{place} has the parameter {quoted(name)}; known is {', '.join(known)}")
+        # Not isinstance: true would pass for a number of bytes, for bool is a subclass of int.
         if type(parameter) is not known[name]:
             raise invalid(f"parameter {name} of {place} must be {known[name].__name__}, got {quoted(parameter)}")
     return value

@@ -35,6 +35,7 @@ def reason_to_run_alone(signature: Signature, program: Callable[[Sequence[Tensor
     """
     if signature.alone is not None:
         return signature.alone
+    # A generator of its own: the program may draw torch's random numbers.
     generator = torch.Generator().manual_seed(0)
     first, second = ([_made_up(spec, rows, generator) for spec in signature.inputs] for rows in (_FIRST, _SECOND))
     try:
@@ -108,6 +109,7 @@ class ModelServer:
         self.settings = settings
         self._bundle = bundle
         signature = Signature.of(bundle)
+        # An update between these calls would look like rows that depend on each other.
         with bundle.at_one_step() as flat:
             self.signature = replace(signature, alone=_reason(signature, settings, flat))
         self.metrics = Metrics(name)
@@ -155,6 +157,7 @@ class ModelServer:
         """
         begin = time.perf_counter()
         self.in_flight += 1
+        # Stays so if the client has gone: CancelledError is no Exception, and no clause below sets another outcome.
         outcome = "cancelled"
         try:
             if self.is_ending:

@@ -37,6 +37,7 @@ class Answering:
     def __init__(self, front: _native.Front, answer: AnswerRequest) -> None:
         self._front = front
         self._answer = answer
+        # Also what keeps them alive: the event loop has only weak references to tasks.
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def take(self) -> None:
@@ -99,6 +100,7 @@ def serve(bundle: Bundle, name: str, settings: ModelServerSettings, ports: Ports
         OSError: it cannot listen.
     """
     access.check(ports.host, ports.http)
+    # Called for its errors alone, before the model is prepared: the ports get the files themselves.
     access.ssl_context()
     server = ModelServer(bundle, name, settings)
     # Torch and the program are hundreds of thousands of objects, and a search for cycles among them takes long.
@@ -123,6 +125,7 @@ async def _serve(server: ModelServer, bundle: Bundle, ports: Ports, access: Acce
         print(_line(server, bundle, listening), flush=True)
         await ends.wait()
         server.is_ready = False
+        # Health says so first, and requests are answered for `drain` seconds more: load balancers need time to notice.
         front.set_ready(False)
         await asyncio.sleep(server.settings.drain)
         return await server.answer_the_rest(LAST_ANSWERS)

@@ -55,6 +55,7 @@ def tensors_of(signature: Signature, given: Sequence[InputTensor], most_elements
     for spec in signature.inputs:
         _check(spec, by_name[spec.name], sizes)
         elements += math.prod(by_name[spec.name].shape)
+    # Summed over all inputs, before memory is made for the first.
     if elements > most_elements:
         raise Refusal(Kind.TOO_LARGE, f"the inputs have {elements} elements, at most {most_elements} are taken")
     return [_tensor(spec, by_name[spec.name]) for spec in signature.inputs]

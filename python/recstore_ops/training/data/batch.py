@@ -109,6 +109,7 @@ class Batch:
 
     def _taken(self, values_N: Tensor, order: Tensor) -> Tensor:
         if self.offsets is None:
+            # With one id a field a row is one block: this takes one index a row, and `_positions` one for each id.
             return values_N.view(len(self), self.num_fields).index_select(0, order).view(-1)
         return values_N[self._positions(self.offsets, order)]
 
@@ -122,6 +123,7 @@ class Batch:
         starts = offsets[:: self.num_fields]
         lengths = starts.diff()[order]
         ends = lengths.cumsum(0)
+        # All ids of a row move by the same distance, so that one number a row gives the place of every id.
         shift = starts[:-1][order] - (ends - lengths)
         place_N = torch.arange(int(lengths.sum()), dtype=torch.int64, device=lengths.device)
         return place_N + torch.repeat_interleave(shift, lengths)
@@ -175,6 +177,7 @@ def sum_by_row(features_ND: Tensor, batch: Batch) -> Tensor:
     """Sums all ids of each row, [N, D] -> [B, D], differentiable; an empty row gives zeros."""
     if batch.offsets is None:
         return sum_by_field(features_ND, batch).sum(1)
+    # Every F-th offset begins a row, and the last of all is among them: there are B * F + 1.
     return torch.segment_reduce(features_ND, "sum", offsets=batch.offsets[:: batch.num_fields], axis=0)
 
 
@@ -185,6 +188,7 @@ def regroup(blocks: Iterable[Batch], num_rows: int) -> Iterator[Batch]:
     for block in blocks:
         pending.append(block)
         pending_rows += len(block)
+        # Joined only once there are enough: joining with each block would copy what waits again and again.
         if pending_rows < num_rows:
             continue
         joined = concatenate(pending)

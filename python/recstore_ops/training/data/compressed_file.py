@@ -77,6 +77,7 @@ def open_input_file(path: Path) -> Iterator[InputFile]:
         ValueError: a zip archive is cut, or has several files or none.
     """
     with open(path, "rb") as raw:
+        # `peek` reads nothing away from the stream that is opened next.
         start = raw.peek(8)
         for magic, kind, open_stream in _KINDS:
             if start.startswith(magic):
@@ -130,6 +131,7 @@ class _StreamsInARow:
                 compressed = self._raw.read(_COMPRESSED_BYTES)
                 if not compressed:
                     raise EOFError("the file ends before the stream")
+            # To callers an empty result is the end of the file, so this goes on until there is something.
             if content := self._decompressor.decompress(compressed, size):
                 return content
 

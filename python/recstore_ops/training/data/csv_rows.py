@@ -113,6 +113,7 @@ class _TextBlock:
     def number_of(self, place: int) -> int:
         """The number in the file of a row of the block."""
         number = self.rows_before + place + 1
+        # Odd rows are noted in rising order, so that each moves the number by one before the next is compared with it.
         for odd, _ in self.all_odd_rows:
             number += odd <= number
         return number
@@ -130,6 +131,7 @@ def _text_blocks(path: Path, file: InputFile, dialect: Dialect, columns: Sequenc
     except DamagedStreamError as error:
         raise ValueError(f"{path}: {error}, after row {rows}") from error
     except pa.ArrowInvalid as error:
+        # ArrowInvalid stands for all that a file can have wrong, so the words of the message decide.
         if "straddl" in str(error):
             message = f"has a row of more than {BLOCK_BYTES} bytes, or a quote that is not closed,"
             raise ValueError(f"{path} {message} after row {rows}") from error
@@ -140,6 +142,7 @@ def _text_blocks(path: Path, file: InputFile, dialect: Dialect, columns: Sequenc
             reraise(error, f"{path}: damaged, or not of this encoding, after row {rows}")
     except _ARROW_ERRORS as error:
         reraise(error, f"{path} is damaged after row {rows}")
+    # Arrow ends such a quote with the file, and reports nothing.
     if arrow_file.quotes % 2 == 1 and cells is not None and _has_lines(cells.slice(cells.num_rows - 1)):
         raise ValueError(f"{path}: row {rows + len(odd_rows)} begins a quote that is not closed")
     if len(odd_rows) > told:
@@ -161,6 +164,7 @@ def _arrow_options(dialect: Dialect, columns: Sequence[str], odd_rows: list[tupl
 
     return {
         "read_options": csv.ReadOptions(
+            # With threads Arrow does not know the numbers of odd rows.
             use_threads=False,
             block_size=BLOCK_BYTES,
             column_names=list(dialect.names),
@@ -198,6 +202,7 @@ class _ArrowFile:
 
     def position_after(self, blocks: int) -> int:
         """Returns how many bytes of the file on disk so many blocks take; Arrow reads ahead of them."""
+        # Arrow reads ahead of the blocks that it gives, so the position counts only in their share of the bytes.
         return round(self._file.position * min(1.0, blocks * BLOCK_BYTES / max(1, self._bytes_read)))
 
     def close(self) -> None:

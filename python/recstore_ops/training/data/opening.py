@@ -95,6 +95,8 @@ class SequenceRows(MappedRows):
         super().__init__(source, self._in_space_of_targets)
 
     def _in_space_of_targets(self, ids_N: Tensor) -> Tensor:
+        # Fields and shifts come from the ids as they were: an id that moved into the field of another history would
+        # move again.
         fields_N = ids_N >> VALUE_BITS
         shifts_N = torch.zeros_like(ids_N)
         for history, target in self._sequences:

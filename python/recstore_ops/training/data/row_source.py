@@ -247,11 +247,13 @@ class CachedRows(DerivedRows):
         free_bytes = self._max_bytes
         for block in self._source:
             free_bytes -= block.nbytes
+            # The estimate is asked once, at the first block: rows that will not fit are not kept until they overflow.
             if blocks is not None and free_bytes >= 0 and (blocks or self._will_fit(block)):
                 blocks.append(block)
             else:
                 blocks = None
             yield block
+        # Only after a whole pass: one that was broken off has not all rows.
         self._blocks = blocks
 
     def shard(self, index: int, count: int) -> CachedRows:

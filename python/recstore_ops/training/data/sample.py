@@ -49,6 +49,7 @@ class ColumnSample:
         """How many values differ among those that are not missing; of lists, among the elements."""
         cells = _elements(self.cells)
         count = len(pc.unique(cells.drop_null()))
+        # `unique` counts all NaN as one value, but they are missing cells.
         return count - int(self._is_floating and bool(np.isnan(self._floats).any()))
 
     @cached_property

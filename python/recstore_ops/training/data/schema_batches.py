@@ -21,6 +21,7 @@ from recstore_ops.training.data.schema import ColumnSchema, Schema, Unit
 from recstore_ops.training.data.text_cells import read_cells, text_values
 
 _VALUE_MASK = (1 << VALUE_BITS) - 1
+# From here on doubles leave out whole numbers, and two ids would meet in one.
 _MAX_EXACT = 2.0**53
 _MICROSECONDS: dict[Unit, float] = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 _MAX_MICROSECONDS = 3.2e18
@@ -128,6 +129,7 @@ def ids_of(
     elements_are_text = not is_list(cells.type)
     if not is_list(cells.type):
         texts = pc.cast(_decoded(cells), pa.large_string())
+        # Arrow splits an empty text into one empty id.
         texts = pc.if_else(pc.equal(texts, ""), None, texts)
         cells = pc.split_pattern(texts, column.separator)
     lengths = pc.call_function("list_value_length", [cells]).fill_null(0).to_numpy(zero_copy_only=False)
@@ -181,6 +183,7 @@ def _integer_values(cells: pa.Array) -> NDArray[np.int64]:
     values = numbers.view(np.int64).copy()
     if not stays.all():
         values[~stays] = splitmix64(values[~stays]).view(np.int64) & _VALUE_MASK
+        # The mix may hit the value that stands for a missing cell.
         values[values == MISSING] ^= 1
     if cells.null_count > 0:
         values[cells.is_null().to_numpy(zero_copy_only=False)] = MISSING

@@ -123,6 +123,7 @@ def _looks_like_labels(sample: ColumnSample) -> bool:
 def _negative_label(sample: ColumnSample) -> str | None:
     """Returns the negative label, "0" or "-1", if nearly all numbers are it or 1; a few rows may be bad."""
     numbers = sample.numbers
+    # A column that has only 1 fits both; 0 comes first, so that it is the negative label then.
     for negative in (0.0, -1.0):
         if np.isin(numbers, (negative, 1.0)).sum() >= _LABELS_IN_SAMPLE * len(numbers):
             return f"{negative:g}"
@@ -150,6 +151,7 @@ def _role_of(sample: ColumnSample, source: str) -> tuple[Role, str]:
     if sample.said == "numbers":
         return "ignored", "several numbers in a cell"
     is_whole = sample.type == "integer" or (sample.type == "number" and sample.is_whole)
+    # Before the last rule, which would make a categorical value, with a row of its own, of each moment.
     if sample.type == "time" or (is_whole and _TIMES.fullmatch(sample.name)):
         return "ignored", "a time"
     if _CRITEO_COUNT.fullmatch(sample.name) and sample.type in ("integer", "number"):
@@ -192,6 +194,7 @@ def _with_transform(column: ColumnSchema, sample: ColumnSample) -> ColumnSchema:
         return replace(column, transform="log")
     if len(numbers) == 0 or np.abs(numbers).max() <= _LARGEST_AS_IT_IS:
         return replace(column, transform="none")
+    # Squares of large numbers overflow in the deviation, and the check below takes that as a reason for the logarithm.
     with np.errstate(over="ignore"):
         mean, deviation = float(numbers.mean()), float(numbers.std())
     # Of equal numbers, or of those whose squares are beyond all numbers.

@@ -294,6 +294,7 @@ def _by_field(lines: SparseLines, num_fields: int) -> Batch:
         raise ValueError("a field is out of range")
     num_rows = len(lines.labels)
     bags = np.repeat(np.arange(num_rows), lines.lengths) * num_fields + fields
+    # Stable: ids of one field stay in the order of the line.
     order = np.argsort(bags, kind="stable")
     lengths = np.bincount(bags, minlength=num_rows * num_fields)
     values = lines.values_unless_ones

@@ -36,6 +36,7 @@ def text_values(cells: pa.Array) -> NDArray[np.int64]:
 def values_of_hashes(hashes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the lower 40 bits of hashes, of none of which `MISSING` is the value."""
     values = hashes & _VALUE_MASK
+    # A hash may hit the value that stands for a missing cell.
     values[values == MISSING] ^= 1
     return values
 
@@ -106,6 +107,7 @@ def as_strings(cells: pa.Array) -> pa.Array:
     if np.diff(text_places(cells)).all():
         return cells
     is_there = pc.not_equal(cells, "")
+    # The short way below takes the buffers as they are: those of a slice begin before it, and a mask would be lost.
     if cells.offset > 0 or cells.null_count > 0:
         return pc.if_else(is_there, cells, None)
     _, offsets, characters = cells.buffers()

@@ -121,8 +121,10 @@ def _whole_lines(chunks: Iterator[bytearray]) -> Iterator[tuple[bytes, bool]]:
         if cut > 0:
             yield from start.finish(memoryview(chunk)[:cut], chunk.index(b"\n"))
         if cut < len(chunk):
+            # A copy: the next chunk comes in the same memory.
             start.append(bytes(chunk[cut:]))
     if start:
+        # A last line without an end gets one, so that every block ends with a line feed.
         yield from start.finish(memoryview(b"\n"), 0)
 
 
@@ -239,6 +241,7 @@ class TextRows(RowSource):
                     yield batch
         if file_lines == 0:
             raise ValueError(f"{path} is empty")
+        # A shard may have no row of a file of which others have some.
         if own_rows == 0 and own_lines == file_lines:
             raise ValueError(f"{path} has no row: all of its {file_lines} lines are blank, bad or a header")
 
@@ -307,6 +310,7 @@ def _parse_good_lines(
 ) -> Iterator[Batch]:
     """Parses all lines together or, if that fails, each half alone, down to the bad lines."""
     try:
+        # Bad lines are few. Halving finds each in as many parses as the logarithm of the lines.
         batch = parse(text)
     except ValueError:
         cut = _middle(text)

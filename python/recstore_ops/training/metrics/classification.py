@@ -54,6 +54,7 @@ def row_losses(labels: ArrayLike, logits: ArrayLike) -> NDArray[np.float64]:
         ValueError: as `logloss`.
     """
     positive, logits = _checked(labels, logits)
+    # No exponential of a positive number, which would overflow for a large logit.
     return np.maximum(logits, 0) - logits * positive + np.log1p(np.exp(-np.abs(logits)))
 
 

@@ -174,6 +174,7 @@ def concatenated(parts: Sequence[Scores]) -> Scores:
     """Returns the scores of all parts in order."""
     segments = [part.segments for part in parts if part.segments is not None]
     in_segment = [part.in_segment for part in parts if part.in_segment is not None]
+    # In front of the parts, since torch.cat refuses an empty list.
     empty = torch.empty(0, dtype=torch.float32, device="cpu")
     return Scores(
         torch.cat([empty, *(part.labels for part in parts)]),

@@ -184,6 +184,7 @@ class DistinctRows:
         keys_C, first_C, _ = first_of_each(keys_B)
         self._batches.append(batch.take(first_C))
         self._pending.append(keys_C)
+        # Merged once as much waits as is there: merging every block would sort all rows again for each.
         if sum(map(len, self._pending)) > max(len(self), _PENDING_ROWS):
             self.merge()
         return keys_B

@@ -192,7 +192,9 @@ def _auc_by_run(
     first_ties = _run_starts(segments[starts])
     positives, negatives = np.add.reduceat(tied_positives, first_ties), np.add.reduceat(tied_negatives, first_ties)
     below = tied_negatives.cumsum() - tied_negatives
+    # The sum runs through all segments, so what came before each of them is taken off again.
     below -= np.repeat(below[first_ties], _lengths(first_ties, starts.size))
+    # Twice the pairs won, in which a tie counts one: whole numbers, so the AUC depends on no order of sums.
     twice_won = np.add.reduceat(tied_positives * (2 * below + tied_negatives), first_ties)
     pairs = positives * negatives
     return np.divide(twice_won, 2 * pairs, out=np.full(pairs.size, np.nan), where=pairs > 0)
@@ -212,6 +214,7 @@ def _rankings_by_run(
     found = []
     for gains, most in ((_gains_up_to(np.ones(RANKED_ROWS)), positives), (_gains_up_to(_DISCOUNTS), None)):
         ends = gains[np.minimum(above + tied, RANKED_ROWS)]
+        # Each order of a tie is as likely as another: a positive row gets the mean gain of the ranks of its tie.
         of_ties = tied_positives * (ends - gains[np.minimum(above, RANKED_ROWS)]) / tied
         largest = gains[np.minimum(positives, RANKED_ROWS)] if most is None else most
         hits = np.add.reduceat(of_ties, first_ties)

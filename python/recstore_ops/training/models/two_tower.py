@@ -72,6 +72,7 @@ class ItemFrequency(nn.Module):
         self.batches += 1
         at = torch.arange(len(_FACTORS), device=keys_C.device, dtype=torch.int64)[:, None], self._buckets(keys_C)
         seen_HC, mean_HC = self.times_HM[at] + 1, self.gap_HM[at]
+        # Until there are 1 / alpha gaps their plain mean counts, which the initial zero does not bias.
         weight_HC = seen_HC.to(mean_HC.dtype).reciprocal().clamp(min=self._alpha)
         # Items of one batch in one bucket are one arrival there: they write equal numbers.
         self.gap_HM[at] = mean_HC + weight_HC * (self.batches - self.last_HM[at] - mean_HC)

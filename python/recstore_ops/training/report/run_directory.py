@@ -106,6 +106,7 @@ class RunDirectory:
         assert self._event_file is not None, "restore or restart comes first"
         self._event_file.flush()
         with self._files.append(METRICS) as file:
+            # A save names these bytes, so they must be on the disk when it is.
             os.fsync(file.fileno())
             state = {"metrics_bytes": file.tell(), "seconds": time.perf_counter() - self._started}
         scores = {part: vars(scores) for part, scores in self._best_scores.items()}
@@ -324,6 +325,7 @@ def _check_config(run: Directory, config: dict[str, Any]) -> None:
         raise OSError(f"{path / CONFIG} is damaged: {error}") from None
     if not isinstance(before, dict):
         raise OSError(f"{path / CONFIG} is damaged: expected an object, got {type(before).__name__}")
+    # As the file has it: tuples become lists there.
     now = json.loads(json.dumps(config))
     for name in {**now, **before}:
         if before.get(name) != now.get(name):

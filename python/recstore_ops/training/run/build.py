@@ -108,6 +108,7 @@ def model_over(
     options = _model_options(config, field_names, num_dense)
     if config.model == "din":
         options["sequences"] = _numbered(all_sequences(config, sequences), field_names)
+    # The first parameters depend on the run's seed alone, and the random numbers of the program go on as they were.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return MODELS[config.model](tables, **options)

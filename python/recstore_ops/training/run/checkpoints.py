@@ -55,12 +55,15 @@ def mirror_checkpoint(source: Path, target: Path) -> None:
 
 
 def _mirror(source: Directory, target: Directory) -> None:
+    # The remains of a copy that was cut off would be in the way of the links below.
     _remove_unneeded(target)
     files, before = files_of(source), files_of(target)
+    # Written first: it lists files to come and files to go. After a kill those go that the manifest does not list.
     note = f"{secrets.token_hex(8)}{_NOTE}"
     target.replace(note, json.dumps({"format": _FORMAT, "version": _VERSION, "files": sorted(files ^ before)}).encode())
     for name in sorted(files - before):
         _link(source, target, name)
+    # Last, when all files that it lists are there.
     target.replace(MANIFEST, source.read(MANIFEST))
     _remove_unneeded(target)
 
@@ -131,6 +134,7 @@ def _link(source: Directory, target: Directory, name: str) -> None:
         # A file system without hard links. Until the manifest lists it, it may lack some of its content.
         with source.open(name) as content, target.create_new(name) as copy:
             shutil.copyfileobj(content, copy)
+            # Else the manifest may reach the disk before this content does.
             os.fsync(copy.fileno())
 
 
@@ -214,6 +218,7 @@ class RunCheckpoints:
         assert self._run is not None, "a run of one process has its directory"
         name = f"{DENSE}{secrets.token_hex(8)}.pt"
         recorded = self._run.state_dict(with_scores=is_best)
+        # On the disk before the save begins, whose manifest names the file.
         write_state(self.path / name, {**state, "is_best": is_best, "recorded": recorded})
         metadata = {"dense": name, "step": state["step"], "epoch": state["epoch"]}
         # Deltas are written until they weigh as much as the full snapshot that they follow.
@@ -229,6 +234,7 @@ class RunCheckpoints:
         """
         if self._saving is None:
             return
+        # Taken out first: a save that failed raises once, and does not stand in the way of the next.
         saving, self._saving = self._saving, None
         with as_os_error("the run could not be saved"):
             report = saving.result()
@@ -387,6 +393,7 @@ class ShardedRunCheckpoints(RunCheckpoints):
         assert self._job.group is not None, "of several processes"
         name = self._job.told_by_first(f"{DENSE}{secrets.token_hex(8)}.pt")
         error = self._write(name, state, is_best) if self._run is not None else None
+        # All processes learn of it here: the save below is collective, and would wait for the first one.
         error = self._job.told_by_first(error)
         if error is not None:
             raise OSError(error)

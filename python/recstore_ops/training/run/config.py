@@ -268,6 +268,8 @@ class TrainingConfig(ModelConfig, InputConfig):
     ] = ()
 
     def __post_init__(self) -> None:
+        # Choices and numbers come first, since the checks below compare them. Bounds come after the defaults, which
+        # they hold for too.
         check_choices(self)
         check_numbers(self)
         self._check_input()

@@ -132,10 +132,12 @@ def load(run: Path, *, which: Which = "best", name: str | None = None) -> Loaded
     saved = SavedRun.read(Path(user_path(run, "run")), which)
     wanted = {table: table if name is None else f"{name}/{short_name(table)}" for table in saved.tables}
     with embedded_for("load"):
+        # Both: a checkpoint loads under the names that it has, and the tables are copied from there.
         _check_free({*wanted, *wanted.values()}, saved.path)
         try:
             model = _opened(saved, wanted)
         except BaseException:
+            # All these names were free: a table that has one by now was made by this load.
             _drop({*wanted, *wanted.values()})
             raise
     return LoadedRun(saved.config, saved.form, model, saved.state["step"])
@@ -152,6 +154,7 @@ def _check_free(names: set[str], run: Path) -> None:
 
 def _opened(saved: SavedRun, wanted: dict[str, str]) -> nn.Module:
     saved.load_tables()
+    # One after the other, so that no more than one table is in memory twice.
     for trained_as, table in wanted.items():
         if table != trained_as:
             copy_table(Table.open(trained_as).table_id, table)

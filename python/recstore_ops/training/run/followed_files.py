@@ -119,9 +119,11 @@ class ArrivingFiles:
                 seen_size, since = self._seen.get(name, (-1, now))
                 seen[name] = (size, since if size == seen_size else now)
         self._seen = seen
+        # The first name, even if it still grows: a complete one behind it waits, or its rows would come too early.
         name = min(seen, default=None)
         if name is None or now - seen[name][1] < self._every:
             return None
+        # With its size, by which a resumed run sees that it goes on with the same file.
         self._under_way = (name, seen[name][0])
         return self.directory / name
 
@@ -168,6 +170,7 @@ class ArrivingFiles:
         if self._last is None or name > self._last:
             return False
         used = self._used.get(name)
+        # Each file is noted once, however often the directory is looked at.
         if used != size and name not in self._noted:
             self._noted.add(name)
             path = self.directory / name

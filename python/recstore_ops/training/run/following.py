@@ -94,6 +94,7 @@ class _FollowingRun(Run):
         self._since_evaluation.restart()
 
     def _end_epoch(self) -> None:
+        # Before the save that the end of the epoch makes: it must have the file as used.
         self._files.finish()
         super()._end_epoch()
         self._before = None

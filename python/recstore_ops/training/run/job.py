@@ -43,6 +43,7 @@ class Job(Collective):
         if self.group is None:
             return values
         start, stop = self._bounds(rows)
+        # A sum of shares that are zero elsewhere: shares differ in size by a row, which a gather would have to pad.
         all_values = torch.zeros(rows, dtype=torch.float32, device="cpu")
         all_values[start:stop] = values
         dist.all_reduce(all_values, group=self.group)

@@ -169,6 +169,7 @@ class Run:
     def to_its_end(self, start: DenseStart | None) -> Evaluations:
         """Trains until the run is finished, and returns its records; arguments and errors as in `train`."""
         self._phases.begin()
+        # A run must not depend on random numbers that the program drew before, nor change those that it draws after.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._config.seed)  # For dropout.
             self.restore(start)
@@ -253,6 +254,7 @@ class Run:
         is_due = self._config.evaluate_every is None or self._epoch == self._epochs
         if is_due and not self._is_evaluated():
             self._evaluate(float(self._epoch))
+        # Known exactly now, and no estimate any more.
         self._expected_rows = self._epoch_rows
         self._epoch += 1
         self._epoch_steps = self._epoch_rows = 0
@@ -436,9 +438,11 @@ def _take_step(
     with phase("forward"):
         loss_sum, weight = _loss_sum_and_weight(model, batch, job)
     is_stopped = checkpoints is not None and checkpoints.is_stopped
+    # One exchange for both, so that no step needs a second one to ask whether a process is to end.
     loss_of_all, stopped = job.summed(loss_sum.item(), is_stopped)
     if stopped and checkpoints is not None:
         checkpoints.stop()
+    # Before the backward pass: no table has changed when this is raised.
     if not math.isfinite(loss_of_all):
         raise ValueError(f"the training loss became {loss_of_all}; lower the learning rate")
     with phase("backward"):
@@ -512,8 +516,10 @@ def _training_batches(
     """
     blocks: Iterator[Batch] = iter(rows)
     if config.shuffle:
+        # By epoch, so that a resumed run shuffles its epoch without a pass through those before it.
         rng = np.random.default_rng([config.seed, epoch])
         blocks = shuffled(blocks, config.shuffle_window, config.batch_size, rng)
+    # Batches that were used before a save are made again and left out: shuffling then goes on as it would have.
     return read_ahead(_estimated(islice(regroup(blocks, config.batch_size), used, None), rows))
 
 

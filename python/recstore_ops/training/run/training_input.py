@@ -233,6 +233,7 @@ def _given_schema(config: TrainingConfig) -> Schema | None:
 
 
 def _hold_out(config: TrainingConfig, rows: RowSource) -> tuple[RowSource, RowSource | None]:
+    # One seed for both parts: they draw the same numbers, so that each row is in exactly one of them.
     fraction, seed = config.validation_fraction, config.seed
     if not fraction:
         return rows, None

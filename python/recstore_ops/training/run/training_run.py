@@ -122,6 +122,7 @@ def _created(runs_dir: Path, name: str | None, config: TrainingConfig, saving: S
         run = RunDirectory(runs_dir, name, config, resume=saving.resume)
         path = run.path
     finally:
+        # After an error too: the other processes wait for this, and end if there is no path.
         job.told_by_first(path)
     return run
 
@@ -173,6 +174,7 @@ def _go_on(config: TrainingConfig, run: RunDirectory, checkpoints: RunCheckpoint
         run.restart()
         return False
     check_file_sizes(config, state["file_sizes"])
+    # The save comes before its copy, and the run may have ended between the two.
     if state["is_best"]:
         checkpoints.keep_best()
     best = checkpoints.best_state()
@@ -281,6 +283,8 @@ def run_comparison(config: TrainingConfig, runs_dir: Path, name: str | None) -> 
     try:
         for tables, side in sides.items():
             console.print(f"== tables: {tables}", markup=False, highlight=False)
+            # A pool of its own for each side, so that memory of the first is gone; its future raises the child's error
+            # here.
             with ProcessPoolExecutor(1, get_context("spawn"), initializer=_end_with_parent) as process:
                 runs[tables] = process.submit(_run_side, side, path, tables).result()
     finally:
@@ -305,6 +309,7 @@ def _end_with_parent() -> None:
 
     def watch() -> None:
         wait([parent.sentinel])
+        # `sys.exit` would end this thread alone.
         os._exit(1)
 
     Thread(target=watch, name="recstore-watch-parent", daemon=True).start()

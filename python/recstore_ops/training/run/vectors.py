@@ -215,6 +215,7 @@ def nearest(vectors: Vectors, id: int, count: int, metric: Metric = "cosine", in
     query_D = vectors.row(id).astype(np.float64)
     if metric == "cosine" and not query_D.any():
         raise ValueError(f"the row of id {id} is zero, which has no cosine with others; take the metric dot")
+    # One more than asked for, since the id itself is among its nearest.
     ids_K, scores_K = _SEARCHES[index](vectors, query_D, count + 1, metric)
     is_other_K = ids_K != id
     return ids_K[is_other_K][:count], scores_K[is_other_K][:count]

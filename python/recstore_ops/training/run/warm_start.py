@@ -112,6 +112,7 @@ class OtherRun:
                 the other run has other parameters.
             OSError: a file of it is damaged.
         """
+        # Before the new tables are opened, which may have the names of those that are read.
         kept = {} if self._is_loaded_whole else self._read_tables()
         if kept:
             self._check_place()

@@ -157,6 +157,7 @@ impl<T: AsyncTarget> AsyncStore<T> {
             Some(outcome.and_then(|()| queue.take_rows(timestamp)))
         };
         let taken = self.wait_for("wait_rows", timeout, rows, |_| timestamp);
+        // The rows' bytes are free again, for which an issue may be waiting.
         self.shared.finished.notify_all();
         taken
     }
@@ -196,6 +197,7 @@ impl<T: AsyncTarget> AsyncStore<T> {
     /// [`AsyncError::ForkedChild`].
     pub fn cancel(&self) -> Result<usize, AsyncError> {
         self.check_process("cancel")?;
+        // The lock is free again before the callbacks, which may call this store.
         let all = self.shared.lock().take_all();
         let count = all.len();
         for queued in all {
@@ -278,6 +280,7 @@ impl<T: AsyncTarget> AsyncStore<T> {
                 return found;
             }
             let timestamp = late(&queue);
+            // A callback may look and must not wait: its own thread would have to finish the request.
             if self.is_worker() {
                 return Err(AsyncError::InCallback { timestamp });
             }

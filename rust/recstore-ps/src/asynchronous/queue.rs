@@ -59,6 +59,7 @@ impl Queue {
     pub(super) fn add(&mut self, request: Request, priority: i32, callback: Option<Callback>) -> Timestamp {
         let timestamp = Timestamp(self.next);
         self.next += 1;
+        // The first key is the highest priority, and of equal ones the earliest.
         let place = (Reverse(priority), timestamp);
         if request.changes() {
             self.pushes.entry(request.table).or_default().push_back(place);
@@ -78,6 +79,7 @@ impl Queue {
         }
         let table = first.request.table;
         let pushes = self.pushes.get_mut(&table)?;
+        // Perhaps of a lower priority: the push that was chosen stays, and is chosen again next.
         let earliest = pushes.pop_front().unwrap_or(place);
         if pushes.is_empty() {
             self.pushes.remove(&table);
@@ -106,6 +108,7 @@ impl Queue {
         match outcome {
             Ok(None) => {}
             Ok(Some(rows)) => {
+                // Rows count until they are taken, or a caller that never takes them would fill memory.
                 self.bytes += size_of_val(&rows[..]) as u64;
                 self.rows.insert(timestamp, rows);
             }

@@ -79,6 +79,7 @@ impl Request {
         target: &impl AsyncTarget,
         timestamp: Timestamp,
     ) -> Result<Vec<f32>, AsyncError> {
+        // A panic fails this request alone: the thread goes on with the others.
         match catch_unwind(AssertUnwindSafe(|| self.call(target))) {
             Ok(done) => done.map_err(|error| AsyncError::Failed { timestamp, error }),
             Err(panic) => Err(panicked(timestamp, "the store", &*panic)),

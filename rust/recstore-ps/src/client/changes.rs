@@ -24,23 +24,29 @@ pub(super) fn change(
     mut calls: Vec<Call<'_>>,
     patience: Duration,
 ) -> Result<Vec<Arc<Reply>>, Error> {
+    // Held until all servers have answered: the changes of a client are made one after another, as their
+    // numbers say.
     let mut changes = session.changes.lock().unwrap_or_else(PoisonError::into_inner);
     let Changes { last, failed } = &mut *changes;
     let mut states = vec![State::New; calls.len()];
     if let Some(failed) = failed.as_ref().filter(|failed| failed.content == content_of(&calls)) {
         states.clone_from(&failed.states);
     }
+    // Before the change takes a number: one that is too large for a server goes to none.
     check_sizes(session, operation, &calls)?;
     *last += 1;
     for (call, state) in calls.iter_mut().zip(&mut states) {
         call.sequence = match state {
+            // Its answer is kept from the attempt before.
             State::Made(_) => continue,
+            // The server may have made it: by the same number it knows that, and repeats its answer.
             State::Sent(number) => *number,
             State::New => *last,
         };
         *state = State::Sent(call.sequence);
     }
     let result = make(session, operation, &calls, &mut states, patience);
+    // If no server can have it, a repetition is a change like any other, and nothing is kept.
     let is_partly_made = states.iter().any(|state| !matches!(state, State::New));
     *failed = result
         .is_err()
@@ -78,6 +84,7 @@ fn make(
         match outcome {
             Outcome::Answered(reply, _) => states[number] = State::Made(Arc::new(reply)),
             Outcome::Refused(error) => {
+                // A refusal changes nothing, so a repetition takes a new number.
                 states[number] = State::New;
                 first.get_or_insert(error);
             }
@@ -89,9 +96,11 @@ fn make(
 
 /// Returns what tells changes apart: a hash of all that is sent, whatever its numbers.
 fn content_of(calls: &[Call<'_>]) -> u128 {
+    // 64 bits a hasher: one more byte at its start makes the second half differ from the first.
     let mut halves = [DefaultHasher::new(), DefaultHasher::new()];
     halves[1].write_u8(1);
     for call in calls {
+        // With zeros for its numbers, which a repetition may not share.
         let bytes = call.request.with_frame(0, 0, |frame| frame.to_bytes().unwrap_or_default());
         let bytes = bytes.unwrap_or_default();
         halves.iter_mut().for_each(|half| (call.shard, &bytes).hash(half));

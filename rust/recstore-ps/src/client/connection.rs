@@ -45,6 +45,7 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => Self::Passing("the connection ended".to_owned()),
+            // rustls hands its errors over within those of input and output.
             _ => match error.get_ref().and_then(|inner| inner.downcast_ref()) {
                 Some(refusal) if is_refusal(refusal) => {
                     Self::Final(format!("no encrypted connection: {refusal}"))
@@ -167,6 +168,7 @@ impl Connection {
 
     /// Has rows and gradients go as bfloat16 from here on.
     fn narrow(&mut self, deadline: Instant) -> Result<(), Failure> {
+        // An older server does not know the verb.
         let version = self.welcome.version.as_ref().copied().unwrap_or(0);
         if version < WITH_BFLOAT16 {
             return Err(Failure::Final(format!(
@@ -241,10 +243,12 @@ impl Connection {
         sequence: u64,
         deadline: Instant,
     ) -> Result<u64, Failure> {
+        // Before the request gets its number: to hand over a segment is a request of its own.
         self.share(request, deadline)?;
         self.last += 1;
         let Self { stream, sharing, last, .. } = self;
         let mut stream = Gathered::new(stream.until(deadline));
+        // Only gradients: rows that are written keep all their bits.
         let is_narrow = self.is_narrow && matches!(request, Request::Update(_));
         let mut write = |frame: &Frame<'_>| match sharing.write(frame)? {
             Some(bytes) => write_in_segment(*last, bytes, &mut stream),
@@ -268,6 +272,7 @@ impl Connection {
             Ok(None) => return Ok(()),
             Ok(Some(grown)) => grown,
             Err(error) => {
+                // Frames go over the socket as well, only slower.
                 self.sharing.end(&error.to_string());
                 return Ok(());
             }
@@ -336,6 +341,7 @@ fn connect(address: &str, deadline: Instant) -> Result<Socket, Failure> {
         return connect_to_socket(Path::new(path));
     }
     let mut failure = Failure::Passing("the name has no address".to_owned());
+    // All addresses of a name share one deadline.
     for address in address.to_socket_addrs()? {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -343,6 +349,8 @@ fn connect(address: &str, deadline: Instant) -> Result<Socket, Failure> {
         }
         match TcpStream::connect_timeout(&address, left) {
             Ok(stream) => {
+                // A frame is flushed whole and then its answer is waited for: to hold bytes back and gather
+                // more would only delay it.
                 stream.set_nodelay(true)?;
                 return Ok(stream.into());
             }

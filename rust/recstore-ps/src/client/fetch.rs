@@ -71,6 +71,7 @@ impl Round {
         place: usize,
         rows: &[f32],
     ) -> std::result::Result<(), FrameError> {
+        // A repeated attempt begins at place 0 again: only what came of the last one counts.
         self.arrived = place + rows.len();
         let mut place = place;
         for Slice { lookup, range } in &self.slices {
@@ -81,6 +82,7 @@ impl Round {
                 place -= floats;
                 continue;
             }
+            // A part has whole rows of one table: cut otherwise, it is refused below.
             if rows.len() > floats - place || !rows.len().is_multiple_of(dim) || !place.is_multiple_of(dim) {
                 break;
             }

@@ -128,11 +128,13 @@ impl RemoteStore {
             return Ok(None);
         };
         let known = session.lock_tables().find(name).cloned();
+        // The servers have it as they had it when it was opened: nothing to describe.
         if let Some(table) = known.filter(|table| table.places.iter().copied().map(Some).eq(places.clone())) {
             return Ok(Some(table));
         }
         let request = Management::Describe { table: place.number.0 };
         let mut call = Call::manage(shard, request);
+        // A server that starts again between the two requests may call another table so: it refuses instead.
         call.incarnations = vec![place.incarnation];
         let answer = self.ask_all(session, OPERATION, vec![call], self.patience())?.pop();
         let Some((Managed::Description { dim, mut config, .. }, _)) = answer else {
@@ -164,6 +166,7 @@ impl RemoteStore {
         let request = |_| Management::DropTable { name: name.to_owned() };
         let calls = self.shards().map(|shard| table_management(&table, shard, request)).collect();
         change(session, OPERATION, calls, self.patience())?;
+        // After all servers have dropped it: a drop that failed can be repeated by name.
         session.lock_tables().forget(name);
         Ok(())
     }
@@ -192,6 +195,7 @@ impl RemoteStore {
     ) -> Result<()> {
         table.checks.check_learning_rate(learning_rate)?;
         let request = |number| Management::SetLearningRate { table: number, learning_rate, explicit };
+        // Not a numbered change: setting it twice comes to the same.
         self.ask_about(session, "set_learning_rate", table, request)?;
         table.note_set_rate(learning_rate, explicit);
         Ok(())
@@ -231,6 +235,7 @@ impl RemoteStore {
         let request = |number| Management::Statistics { table: number };
         let answers = self.ask_about(session, "statistics", table, request)?;
         let mut sum = TableStatistics::default();
+        // The calls that the client refused by itself never came to a server.
         sum.refusals = table.checks.refusals();
         for (shard, answer) in answers.into_iter().enumerate() {
             let Managed::Statistics { statistics: of_shard } = answer else {
@@ -247,6 +252,7 @@ impl RemoteStore {
             sum.shared_rows += of_shard.shared_rows;
             sum.memory.add(&of_shard.memory);
             sum.refusals += of_shard.refusals;
+            // Not a sum: every step is counted by all servers.
             sum.step = sum.step.max(of_shard.step);
             sum.learning_rate_was_set |= of_shard.learning_rate_was_set;
             if shard == 0 {
@@ -303,6 +309,7 @@ impl RemoteStore {
                 progress.add_done(report.bytes);
             }
         }
+        // Only once all parts are there: until the commit, the newest snapshot is the one before.
         let commit = Call::manage(0, Management::Commit(part));
         self.ask_all(session, OPERATION, vec![commit], self.config().save_timeout)?;
         Ok(sum)
@@ -320,6 +327,7 @@ impl RemoteStore {
             let message = "servers load the rows that are routed to them, with their own rules, and share the counts, by themselves";
             return Err(Error::Unsupported { operation: OPERATION, message: message.to_owned() });
         }
+        // A repetition of it would change the loaded rows, for which it was not computed.
         session.changes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).give_up();
         // A server that lost its rows gets them now.
         session.set_agreed(None);

@@ -100,6 +100,7 @@ impl RemoteStore {
             return Ok(session);
         }
         let mut current = self.session.write().unwrap_or_else(PoisonError::into_inner);
+        // Asked again: another thread may have begun the session between the two locks.
         if current.process != std::process::id() {
             let tables = current.lock_tables().for_child()?;
             let config = RemoteConfig { servers: current.addresses(), ..(*self.config).clone() };

@@ -74,6 +74,8 @@ impl RemoteStore {
             table: tables.first().map_or_else(String::new, |table| table.checks.name().to_owned()),
         };
         let shards = begun.shards.get_mut(&publication).ok_or_else(unknown)?;
+        // Only if the answer before has arrived; else the servers see an older number and give that part
+        // again.
         for shard in shards.iter_mut().filter(|_| was_told) {
             shard.told = shard.taken;
         }
@@ -95,6 +97,8 @@ impl RemoteStore {
                 all.deleted.extend(of_shard.deleted);
             }
         }
+        // After all have answered: if one fails, no number moves, and the others repeat theirs with the next
+        // call.
         for (shard, number) in shards.iter_mut().zip(taken) {
             shard.taken = number;
         }

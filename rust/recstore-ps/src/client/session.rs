@@ -221,6 +221,8 @@ impl Session {
         deadline: Instant,
         take: &mut TakeRows<'_>,
     ) {
+        // All requests are sent before the first answer is read: the servers work side by side, without
+        // threads here.
         let mut sent = Vec::new();
         for (number, (call, attempt)) in calls.iter().zip(&mut *attempts).enumerate() {
             if matches!(attempt, Attempt::Over(_)) {
@@ -239,10 +241,12 @@ impl Session {
                 Ok(Ok(reply)) => Attempt::Over(Outcome::Answered(reply, connection.incarnation())),
                 Ok(Err(error)) => Attempt::Over(Outcome::Refused(error)),
                 Err(failure) => {
+                    // Those that lie idle lead to the same server, and have probably ended with this one.
                     self.links[call.shard].lock_idle().clear();
                     self.failed(operation, call.shard, failure, call.is_repeatable())
                 }
             };
+            // After any other outcome it is unknown what the stream still holds.
             if matches!(attempts[number], Attempt::Over(Outcome::Answered(..) | Outcome::Refused(_))) {
                 self.links[call.shard].put_back(connection);
             }
@@ -256,8 +260,10 @@ impl Session {
         deadline: Instant,
     ) -> Result<(Connection, u64), Attempt> {
         let link = &self.links[call.shard];
+        // Any call may be made again here: a frame that was not written to its end is never carried out.
         let again = |failure| self.failed(operation, call.shard, failure, true);
         let mut connection = self.connection(link, deadline).map_err(again)?;
+        // The server lost the rows of these tables: training on would go on with fresh ones.
         if call.incarnations.iter().any(|&incarnation| incarnation != connection.incarnation()) {
             link.put_back(connection);
             let message =
@@ -377,6 +383,7 @@ impl Session {
         let deadline = Instant::now() + self.config.timeout;
         let told = |link: &Link| {
             if is_anew {
+                // A server says it with its greeting: a connection that is open says what it was then.
                 link.lock_idle().clear();
             }
             let connection = self.connect_patiently(operation, link, deadline)?;
@@ -442,6 +449,7 @@ impl Link {
     }
 
     fn move_to(&self, address: &str) {
+        // This lock before that of the addresses, as in `put_back`.
         let mut idle = self.lock_idle();
         let mut known = self.lock_addresses();
         if known.joined() != address {
@@ -453,6 +461,7 @@ impl Link {
 
     fn put_back(&self, connection: Connection) {
         let mut idle = self.lock_idle();
+        // The link may have been moved to another server while the connection was out.
         if idle.len() < MAX_IDLE && connection.address() == self.address() {
             idle.push(connection);
         }

@@ -69,6 +69,7 @@ impl EmbeddingStore for RemoteStore {
             let bags = (input.offsets.len() - 1) / tables.len();
             let start = |table: usize| input.offsets[table * bags] as usize;
             let ids = |table: usize| &input.ids[start(table)..start(table + 1)];
+            // Each row crosses the wire once, however many bags have its id.
             let distinct: Vec<Distinct<'_>> =
                 (0..tables.len()).map(|number| Distinct::of(ids(number))).collect();
             let lens = distinct.iter().zip(&checks).map(|(distinct, table)| distinct.ids.len() * table.dim());
@@ -220,6 +221,7 @@ impl RemoteStore {
         mut reads: Vec<(&RemoteTable, &[i64], &mut [f32])>,
     ) -> Result<()> {
         const OPERATION: &str = "emb_read";
+        // All of them before anything is sent: a read of several tables that is refused asks no server.
         reads
             .iter()
             .try_for_each(|(table, ids, rows)| table.checks.check_rows(OPERATION, ids, rows.len()))?;
@@ -252,6 +254,7 @@ impl RemoteStore {
 
     fn part<'a>(&self, table: &RemoteTable, merged: DistinctGradients<'a>) -> Part<'a> {
         let numbers = table.places.iter().map(|place| place.number).collect();
+        // Nothing to split, so nothing is copied.
         if self.router.shards() == 1 {
             return Part { shards: vec![merged], numbers };
         }

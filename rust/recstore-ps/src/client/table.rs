@@ -102,6 +102,7 @@ impl EmbeddingTable for OpenTable {
             table.checks.check_length(OPERATION, "indices", ids.len(), indices.len())?;
             let dim = table.checks.dim();
             let most = most_at_a_time(session, OPERATION, dim * size_of::<f32>() + size_of::<i64>())?;
+            // Not numbered changes, though they may insert: a repetition finds the rows.
             let parts = ids.chunks(most).zip(indices.chunks_mut(most)).zip(rows.chunks_mut(most * dim));
             for ((ids, indices), rows) in parts {
                 self.store.lookup_part(session, table, ids, insert, indices, rows)?;
@@ -169,6 +170,7 @@ impl EmbeddingTable for OpenTable {
                 return Ok(None);
             };
             let mut values = vec![0.0; width * ids.len()];
+            // Ids go out and values come back: the wider of the two is the limit of both.
             let bytes = (width * size_of::<f32>()).max(size_of::<i64>());
             let most = most_at_a_time(session, OPERATION, bytes)?;
             for (ids, values) in ids.chunks(most).zip(values.chunks_mut((most * width).max(1))) {
@@ -195,6 +197,7 @@ impl EmbeddingTable for OpenTable {
 /// Returns how many ids, with so many bytes each that go or come along, every server takes at a time.
 fn most_at_a_time(session: &Session, operation: &'static str, bytes: usize) -> Result<usize> {
     let limit = session.limits(operation)?.into_iter().min().unwrap_or(u64::MAX);
+    // 1 KiB is left for the headers of the frame and its sections.
     Ok((limit.saturating_sub(1 << 10) / bytes as u64).max(1) as usize)
 }
 

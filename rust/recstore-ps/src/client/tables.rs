@@ -89,12 +89,15 @@ impl Tables {
         let known = self.by_name.get(name).cloned();
         let is_same = |table: &Arc<RemoteTable>| {
             let mut pairs = table.places.iter().zip(&places);
+            // Numbers are compared within an incarnation only: a server that starts again numbers its tables
+            // anew.
             pairs.all(|(old, new)| old.incarnation != new.incarnation || old.number == new.number)
         };
         let same = known.filter(is_same);
         if let Some(table) = same.as_ref().filter(|table| table.places == places) {
             return Ok(Arc::clone(table));
         }
+        // Callers hold this number, so it outlives a restart of the servers.
         let id = same.map_or(TableId(self.last + 1), |table| table.id);
         self.forget(name);
         let checks = TableValidator::with_slots(name, config, slots)?;
@@ -119,10 +122,13 @@ impl Tables {
 
     /// Returns the same tables for a forked child, which may change what servers hold as its parent may.
     pub(super) fn for_child(&self) -> Result<Self> {
+        // Numbers go on from the parent's, some of which the child's callers hold.
         let mut tables = Self { last: self.last, ..Self::default() };
         for table in self.by_id.values() {
             let name = table.checks.name();
             let slots = table.checks.description().slots;
+            // Made anew rather than shared: the fork may have caught a thread of the parent in the middle of
+            // using it.
             let checks = TableValidator::with_slots(name, &table.config, slots)?;
             let (config, places) = (table.config.clone(), table.places.clone());
             let copy = RemoteTable::new(table.id, checks, config, places);

@@ -23,6 +23,7 @@ impl Feed {
         let mut last = self.lock();
         if number > *last {
             *last = number;
+            // Unlocked first, as those that wake take the lock.
             drop(last);
             self.changed.notify_all();
         }

@@ -55,6 +55,7 @@ pub(crate) struct FollowerSlot<'a> {
 impl Drop for FollowerSlot<'_> {
     fn drop(&mut self) {
         let mut state = self.followers.lock();
+        // A follower that came back has a new connection, whose place the end of the old one must leave.
         let is_own = |other: &Follower| other.connection == self.connection;
         if state.followers.get(&self.follower).is_some_and(is_own)
             && let Some(gone) = state.followers.remove(&self.follower)
@@ -88,6 +89,7 @@ impl Followers {
         let mut state = self.lock();
         state.connected += 1;
         let connection = state.connected;
+        // Out of step at first: changes must not wait while it still takes in what it lacks.
         let new = Follower { connection, is_synchronous, is_in_step: false, sent: last, confirmed: 0 };
         state.followers.insert(follower, new);
         FollowerSlot { followers: self, follower, connection }

@@ -168,6 +168,7 @@ impl Journal {
             changes += 1;
             let request = Request::of(&logged.frame).map_err(|error: FrameError| error.to_string())?;
             let outcome = again_made(make(logged.client, &request)).map_err(|error| error.to_string())?;
+            // Also of a refused one: a client that repeats it gets the same answer.
             note(&mut order, &logged, &request, &outcome);
             Ok(())
         };
@@ -248,14 +249,18 @@ impl Journal {
         staged: Option<Staged>,
         make: impl FnOnce() -> Result<Answer>,
     ) -> Result<Answer> {
+        // Appended before it is made, within one turn: the order of the log is the order of changes, and the
+        // log made again gives the same rows.
         let turn = self.open_turn()?;
         let appended = request.with_frame(0, sequence, |frame| self.log.append(client, frame, staged));
         let unwritable = |error: FrameError| unusable(&self.directory.path().join(LOG), error);
         let number = appended.map_err(unwritable)?.map_err(in_log)?;
         let outcome = make();
+        // Within the turn: a checkpoint that comes next has the outcome of every change that its rows have.
         for (client, sequence) in makers(client, sequence, request) {
             remember(&mut self.lock(), client, LastChange { sequence, outcome: outcome.clone(), number });
         }
+        // The record stays, and a further one takes it back: what is repeated after a crash leaves it out.
         if outcome.is_err() {
             let taken_back = self.log.take_back(number).map_err(in_log);
             self.made.advance(number);
@@ -263,6 +268,7 @@ impl Journal {
         }
         self.made.advance(number);
         drop(turn);
+        // Without the turn: others append meanwhile, and one sync serves all of them.
         self.log.wait(number).map_err(in_log)?;
         self.followers.wait(number);
         self.acknowledged.advance(number);
@@ -280,6 +286,7 @@ impl Journal {
     ) -> Result<()> {
         let unwritable = |error: FrameError| unusable(&self.directory.path().join(LOG), error);
         let request = Request::of(&logged.frame).map_err(unwritable)?;
+        // Not `open_turn`: a follower is closed to clients, and not to its leader.
         let _turn = self.turns.take();
         let sequence = logged.frame.header.sequence;
         let append = |frame: &Frame<'_>| self.log.append_as(logged.number, logged.client, frame);
@@ -322,6 +329,7 @@ impl Journal {
     /// # Errors
     /// As [`Journal::wait`].
     pub(crate) fn close(&self, why: &str) -> Result<u64> {
+        // In a turn, so that no change is half made when the server closes.
         let turn = self.turns.take();
         *self.lock_closed() = Some(why.to_owned());
         let last = self.log.last();
@@ -425,6 +433,7 @@ impl Journal {
         self.followers.end();
         let outcome = make()?;
         let saved = self.save_and_count(store, workers, turn);
+        // The log cannot tell a load: without the checkpoint a restart would put later changes on other rows.
         if let Err(error) = &saved {
             self.log.fail(&format!("what was loaded could not be saved: {error}"));
         }
@@ -460,6 +469,7 @@ impl Journal {
     }
 
     fn save(&self, store: &dyn EmbeddingStore, workers: &Workers, turn: Turn<'_>) -> Result<SaveReport> {
+        // A file of the log ends where the checkpoint is cut, so whole files can go behind it.
         let last = self.log.rotate().map_err(in_log)?;
         let directory = checkpoint_in(&self.directory)?;
         let state = ServerState { workers: workers.saved(), ..state(store, &self.lock(), last)? };
@@ -471,6 +481,7 @@ impl Journal {
         let on_cut = || drop(turn.lock().unwrap_or_else(PoisonError::into_inner).take());
         options.on_cut = Some(&on_cut);
         let report = store.save(&directory, &options)?;
+        // Files that a follower is still sent stay.
         let sent = self.followers.sent_to_all().unwrap_or(last);
         self.log.trim(last.min(sent)).map_err(in_log)?;
         Ok(report)

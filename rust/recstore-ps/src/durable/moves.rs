@@ -28,6 +28,7 @@ struct Moves {
 /// Moves directories within `data`, each to a name that nothing has.
 pub(crate) fn move_to(data: &Directory, moves: Vec<(PathBuf, PathBuf)>) -> Result<()> {
     let workshop = data.create_subdirectory(WORKSHOP).map_err(in_file(data.path()))?;
+    // Looked for before the list is there: from then on each start goes on with the moves.
     for (from, _) in &moves {
         data.subdirectory(from).map_err(in_file(data.path()))?;
     }

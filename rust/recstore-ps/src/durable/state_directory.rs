@@ -170,6 +170,8 @@ impl StateDirectory {
 
     /// Changes how tables are kept there. `save` saves them in the other way, and what was saved before goes only then.
     pub(crate) fn switch<T>(&self, to: Durability, save: impl FnOnce() -> Result<T>) -> Result<T> {
+        // Each removal is noted before it begins, and the old state goes only when the new one is saved: a
+        // crash at any line leaves a whole state, and the next start removes the rest.
         self.change(|identity| identity.discarded = Some(to))?;
         remove_kept(self.directory(), to)?;
         let saved = save()?;
@@ -260,6 +262,7 @@ impl StateDirectory {
             return Ok(());
         }
         let directory = self.directory();
+        // The log first: its changes must not be made again on the rows of another server.
         Log::remove(directory, LOG).map_err(in_log)?;
         let copy = self.copy()?;
         // A crash in the middle of a save left files there that nobody knows: they stay.
@@ -281,6 +284,7 @@ impl StateDirectory {
         let mut identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = identity.clone();
         change(&mut changed);
+        // The file before the memory: what a start would not find does not count here either.
         if changed != *identity {
             write(self.directory(), &changed)?;
             *identity = changed;

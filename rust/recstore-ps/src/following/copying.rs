@@ -34,6 +34,7 @@ impl Shared {
         }
         let mut text = Vec::new();
         self.receive(stream, &mut text, manifest.bytes)?;
+        // The manifest last: until it is there, the note says which files to remove.
         copy.replace(MANIFEST, &text).map_err(in_copy)?;
         copy.remove_file(note).map_err(in_copy)?;
         copy.sync().map_err(in_copy)?;

@@ -107,11 +107,13 @@ impl Following {
             return Err(not_following(&standing));
         }
         shared.wait_for_tables()?;
+        // The other server closes first, so that all it acknowledged comes here before this one leads.
         match shared.stand_down(standing.epoch + 1) {
             Some(last) => shared.wait_for(last)?,
             None => shared.wait_for_silence(),
         }
         shared.is_over.store(true, Ordering::Relaxed);
+        // No change of the old leader may come behind the first one of the new.
         self.join();
         let (epoch, last) = shared.handler.lead()?;
         self.spawn("recstore-demote", move |shared| shared.demote(epoch));
@@ -184,11 +186,13 @@ impl Shared {
             self.copy(&mut stream, &files)?;
         }
         let (state, journal) = handler.kept_with_log("follow").map_err(said)?;
+        // Only with the tables here: runs without them would promise changes that this server lacks.
         state.set_runs(&runs).map_err(said)?;
         handler.progress.is_connected.store(true, Ordering::Relaxed);
         tracing::info!(shard = self.shard.number, leader = %self.remote.servers[0], last = journal.last(), "following");
         let is_ended = AtomicBool::new(false);
         thread::scope(|scope| {
+            // A thread of its own, as it waits for the disk while changes come.
             let confirming = scope.spawn(|| {
                 let ended = self.confirm(&is_ended);
                 is_ended.store(true, Ordering::Relaxed);
@@ -250,6 +254,7 @@ impl Shared {
             if confirmed == Some(number) {
                 continue;
             }
+            // Confirmed means on this disk: the leader's clients are answered by it.
             journal.wait(number).map_err(|error| error.to_string())?;
             connection.manage(&Management::Confirm { number }, Instant::now() + SILENCE)?;
             confirmed = Some(number);

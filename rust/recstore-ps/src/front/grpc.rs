@@ -68,6 +68,7 @@ pub(super) async fn answer(shared: Arc<Shared>, call: Request<Incoming>, seat: A
 /// Answers a question for health, which needs no token and takes no room.
 async fn health(shared: &Shared, call: Request<Incoming>, method: &str, seat: Arc<Seat>) -> Reply {
     let (mut body, arrived) = Arriving::new(call.into_body(), seat, shared.config.handshake_timeout);
+    // Room of its own: health is answered also while requests take all theirs.
     let room = Arc::new(super::MemoryBudget::new(2 * MAX_HEALTH));
     let asked = whole(&mut body, &room, |bytes| check(bytes, MAX_HEALTH)).await;
     if let Err((_, why)) = asked.and_then(|(bytes, _)| message(bytes)) {

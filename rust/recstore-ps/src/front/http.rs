@@ -79,6 +79,7 @@ pub(super) async fn answer(
         failure,
     };
     let answered = shared.ask(asked).answered().await;
+    // The request keeps its memory and its connection until the peer has taken the answer.
     response(answered).map(|body| Leaving::new(body, under_way, held))
 }
 
@@ -133,6 +134,7 @@ async fn taken(
     room: &Arc<MemoryBudget>,
 ) -> Result<ReceivedBody, Failure> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    // Refused before a byte is read; a body that announces nothing is counted as it comes.
     if let Some(size) = announced.filter(|size: &u64| *size > most as u64) {
         return Err(("too_large", format!("the body has {size} bytes, at most {most} are taken")));
     }
@@ -151,6 +153,7 @@ pub(super) async fn whole(
     let (mut bytes, mut held) = (Vec::new(), Reservation::new(room));
     while let Some(frame) = body.frame().await {
         let Ok(part) = frame.map_err(failure)?.into_data() else { continue };
+        // Part by part, as they come: a length that is only announced takes no memory from others.
         if !held.take(part.len()) {
             let message = "the requests under way take all memory for requests: try again later";
             return Err(("busy", message.to_owned()));

@@ -123,6 +123,7 @@ impl Front {
         tell_of_limits(config.max_connections);
         let connections = Connections::of_ports(&Registry::new(), None, Kind::ALL.map(Kind::name))
             .map_err(io::Error::other)?;
+        // One for each protocol: the requests of one cannot take all memory from the other.
         let room = || Arc::new(MemoryBudget::new(config.max_pending_bytes));
         let (http_room, grpc_room) = (room(), room());
         let (is_ready, queue) = (AtomicBool::new(true), Arc::new(Queue::new()?));
@@ -201,6 +202,7 @@ impl Front {
 
     /// Takes no more connections and requests, and gives answers so long to be accepted.
     pub fn stop(&self, grace: Duration) {
+        // Taken out first, so that nothing is locked during the grace.
         let open = std::mem::take(&mut *self.open.lock().unwrap_or_else(PoisonError::into_inner));
         open.into_iter().for_each(|listening| listening.stop(grace));
     }

@@ -93,6 +93,7 @@ impl Queue {
         let mut inner = self.lock();
         inner.last += 1;
         let number = inner.last;
+        // Before the event: whoever takes it may answer at once.
         inner.pending.insert(number, sender);
         self.push(&mut inner, Event::Arrival(number, asked));
         Pending { queue: Arc::clone(self), number, answer }
@@ -100,6 +101,7 @@ impl Queue {
 
     pub(super) fn take(&self) -> Vec<Event> {
         let mut inner = self.lock();
+        // Under the lock, as it is rung: there is a byte exactly while there are events.
         _ = (&self.bell.1).read(&mut [0; 8]);
         std::mem::take(&mut inner.events)
     }
@@ -127,6 +129,7 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         let mut inner = self.queue.lock();
+        // Still there: the peer has gone before its answer came.
         if inner.pending.remove(&self.number).is_some() {
             self.queue.push(&mut inner, Event::Gone(self.number));
         }

@@ -59,6 +59,7 @@ impl Service {
         work: impl FnOnce(&Handler) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
         let handler = Arc::clone(&self.handler);
+        // The store waits for locks and disks, which must not hold up the threads that serve connections.
         let done = tokio::task::spawn_blocking(move || work(&handler)).await;
         done.unwrap_or_else(|_| Err(Status::internal("the server met an internal panic")))
     }
@@ -85,6 +86,7 @@ impl Service {
         let invalid = |error: crate::wire::codec::FrameError| Status::invalid_argument(error.to_string());
         let carry_out = move |handler: &Handler| {
             let frame = decode(&request.frame, limit).and_then(Received::widened).map_err(invalid)?;
+            // Each kind has a method of its own: a frame must not do another's work.
             if frame.header.kind != kind {
                 let message = format!("a frame of kind {:?}, expected {kind:?}", frame.header.kind);
                 return Err(Status::invalid_argument(message));

@@ -94,6 +94,7 @@ fn check_load(load: &LoadShard) -> Result<()> {
 }
 
 fn check_shard(operation: &'static str, Shard { number, of }: Shard) -> Result<()> {
+    // First: the next line subtracts one from it.
     within(operation, "the number of shards", of, 1..=MAX_COUNT)?;
     within(operation, "the number of the shard", number, 0..=of - 1)
 }

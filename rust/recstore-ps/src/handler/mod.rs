@@ -134,10 +134,13 @@ impl Handler {
 
     /// Takes the tables that checkpoint and log have, and goes on with the log.
     fn recover(&mut self, directory: &Directory) -> Result<()> {
+        // With a log no row is lost, so the clients go on with the tables that they opened.
         self.incarnation = AtomicU64::new(Journal::incarnation(directory)?);
+        // Not by `make`, which would write it to the log again.
         let make = |client, request: &Request<'_>| self.carry_out(client, request);
         let metrics = Arc::clone(&self.metrics);
         let journal = Journal::recover(directory, &*self.store, &self.workers, metrics, make)?;
+        // A change that a client repeats over the restart is answered from here, and not made again.
         for (client, made) in journal.made() {
             self.clients.remember(client, made.sequence, made.outcome);
         }
@@ -211,6 +214,7 @@ impl Handler {
         let mut known = self.lock_facts();
         match &*known {
             Some(own) if !replaces => Ok(own.clone()),
+            // On the disk before it counts.
             _ => {
                 self.state.as_ref().map_or(Ok(()), |state| state.set_facts(facts))?;
                 *known = Some(facts.clone());
@@ -282,6 +286,7 @@ impl Handler {
             }
             Request::Update(updates) if workers.are_synchronous() => {
                 let part = Contribution::new(client, sequence, updates);
+                // Without `staged`: the log gets the parts of all workers as one change.
                 workers.step_together(part, |round| self.make(client, sequence, round, None))
             }
             Request::Update(_) => {
@@ -307,6 +312,8 @@ impl Handler {
         let carry_out = || self.carry_out(client, request);
         match &self.journal {
             Some(journal) if request.is_load() => {
+                // A run of its own: the log cannot tell of rows that are loaded, so those who follow copy
+                // them.
                 let begin = |first| self.state.as_ref().map_or(Ok(()), |state| state.begin_run(first, true));
                 journal.replace(&*self.store, &self.workers, begin, carry_out).map(|(answer, _)| answer)
             }

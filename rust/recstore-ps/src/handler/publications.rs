@@ -66,6 +66,7 @@ impl Publications {
         let Some(last) = numbers.last.get_mut(publication) else {
             return Err(not_published(store, tables)?);
         };
+        // A client that missed the last answer still names the one before.
         let was_told = told == last;
         // Also when it fails: what it took then is told with the next.
         *last += 1;

@@ -107,6 +107,7 @@ impl Handler {
             role => role.clone(),
         };
         let demoted = ReplicaRole { role, epoch };
+        // On the disk before the log closes: a crash in between must not leave a server that leads again.
         state.set_standing(&demoted)?;
         let last = journal.close(&demoted.to_string())?;
         tracing::warn!(shard = self.shard.number, epoch, last, "demoted: another server leads the shard");
@@ -134,10 +135,13 @@ impl Handler {
             ReplicaRole { role: Role::Leader, epoch: standing.epoch.checked_add(1).ok_or_else(beyond)? };
         state.begin_run(last + 1, false)?;
         state.set_standing(&leading)?;
+        // Clients repeat changes that they sent to the old leader: those in its log are answered and not made
+        // again.
         for (client, made) in journal.made() {
             self.clients.remember(client, made.sequence, made.outcome);
         }
         self.workers.hear_all();
+        // Last: the epoch, the run and the last changes are noted before a client can change anything.
         journal.open();
         tracing::info!(shard = self.shard.number, epoch = leading.epoch, last, "promoted");
         let epoch = leading.epoch;

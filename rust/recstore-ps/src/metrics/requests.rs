@@ -78,6 +78,7 @@ impl Requests {
     ) -> StoreResult<T> {
         self.in_flight.inc();
         let (verb, rows, began) = (Verb::of(request), rows_of(request), Instant::now());
+        // `Panicked` until there is an answer: a `carry_out` that unwinds leaves it at that.
         let mut underway = UnderWay { requests: self, verb, rows, began, outcome: Outcome::Panicked };
         let answer = carry_out();
         underway.outcome = if answer.is_ok() { Outcome::Ok } else { Outcome::Refused };

@@ -25,6 +25,7 @@ impl Warnings {
 
     fn is_due_at(&self, peer: IpAddr, now: Instant) -> bool {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        // Old ones go only when there are too many: this walks over all.
         if last.len() >= MAX_PEERS {
             last.retain(|_, then| now.duration_since(*then) < INTERVAL);
         }

@@ -58,6 +58,7 @@ impl Body for Arriving {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        // The body is asked before the clock: what has come counts, even if it is late.
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
             return Poll::Ready(match frame {
                 None => self.end().err().map(Err),

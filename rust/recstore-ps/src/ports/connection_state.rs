@@ -75,11 +75,13 @@ impl ConnectionState {
     /// The system takes bytes for the peer again, or no more.
     pub(super) fn stalled(&self, is_stalled: bool) {
         let mut doing = self.lock();
+        // A stall that goes on keeps its beginning.
         doing.stalled_since = is_stalled.then(|| doing.stalled_since.unwrap_or_else(Instant::now));
     }
 
     /// A request has come. Returns whether the connection is open.
     pub(super) fn begin(&self) -> bool {
+        // Under one lock with `close_if_idle`: a connection gives way or begins a request, never both.
         let mut doing = self.lock();
         if !doing.is_closed {
             doing.is_identified = true;
@@ -91,6 +93,7 @@ impl ConnectionState {
     /// From now on the peer is to take an answer.
     pub(super) fn answered(&self) {
         let mut doing = self.lock();
+        // Only with the first: a peer that takes none must not get its time anew with each further answer.
         if doing.answers == 0 {
             doing.answers_since = Instant::now();
         }

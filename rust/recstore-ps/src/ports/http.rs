@@ -45,6 +45,7 @@ pub(crate) async fn serve_http1<B, F>(
         let answered = answer(request, Arc::clone(&asked));
         async { Ok::<_, Infallible>(answered.await) }
     });
+    // Heads are bounded, so that half ones fill no memory.
     let served = http1::Builder::new()
         .keep_alive(keeps_alive)
         .half_close(false)
@@ -99,6 +100,7 @@ pub(crate) fn is_authorized(token: Option<&str>, headers: &HeaderMap) -> bool {
     let Some(token) = token else { return true };
     let given = headers.get(AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
     let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
+    // In constant time: how long a refusal takes must not show how much of a token is right.
     bool::from(token.as_bytes().ct_eq(given))
 }
 

@@ -73,6 +73,7 @@ impl Listening {
         F: Future<Output = ()> + Send + 'static,
     {
         let listener = TcpListener::bind(address)?;
+        // Once more, for a longer queue than the standard library asks for.
         rustix::net::listen(&listener, BACKLOG)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -95,6 +96,7 @@ impl Listening {
     /// Takes no more connections and no more requests, and waits for those under way.
     pub(crate) fn stop(self, grace: Duration) {
         _ = self.stop.send(true);
+        // Peers that have not said who they are have no request to wait for.
         self.port.end_unidentified();
         self.port.wait_until_empty(grace);
         self.runtime.shutdown_background();
@@ -167,6 +169,7 @@ impl Rules {
         }
         let ends = Arc::new(Notify::new());
         let end = Arc::clone(&ends);
+        // `notify_one` is kept for who waits later: the connection may be told to end before it is served.
         let seat = Arc::new(self.port.seat(peer, move |_| end.notify_one()));
         Some(Seated { seat, ends })
     }

@@ -286,6 +286,7 @@ fn evict(crowd: Vec<&Connection>) -> Option<&Connection> {
         .collect();
     let unidentified = idle.iter().filter(|(_, is_identified, _)| !is_identified).count();
     let unidentified_go = unidentified * UNIDENTIFIED_SHARE > crowded || unidentified == idle.len();
+    // False sorts first: the kind that gives way, and within it the one that is idle longest.
     idle.sort_by_key(|(since, is_identified, each)| (*is_identified == unidentified_go, *since, each.number));
     // One that began a request a moment ago stays.
     idle.into_iter().map(|(_, _, each)| each).find(|each| each.standing.close_if_idle())

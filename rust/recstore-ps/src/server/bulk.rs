@@ -143,6 +143,7 @@ impl Shared {
         }
         let control = stream.control();
         let seat = Arc::new(self.port.seat(peer, move |how| control.shutdown(how)));
+        // Looked at again: `stop` may have ended all seats before this one was among them.
         if self.is_stopping() {
             return;
         }

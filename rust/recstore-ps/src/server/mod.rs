@@ -54,6 +54,8 @@ impl Server {
         let following = config.kept.as_ref().and_then(|kept| kept.follows.as_ref()).map(start);
         let bulk = Bulk::start(Arc::clone(&handler), following.clone(), config.clone(), &address);
         let bulk = bulk.map_err(cannot(&address))?;
+        // Complete before the ports of gRPC are opened, so that `stop` can take all of it down if one cannot
+        // be.
         let mut server = Self { bulk, grpc: None, probe: None, metrics, handler, following };
         match server.open_grpc(&config) {
             Ok(()) => {

@@ -116,6 +116,7 @@ impl Hello {
                 VERSIONS.0, VERSIONS.1
             ));
         }
+        // In constant time: how long a refusal takes must not show how much of a token is right.
         match token {
             Some(token) if !bool::from(token.as_bytes().ct_eq(&self.token)) => {
                 Err("the token is not the server's".to_owned())
@@ -138,6 +139,7 @@ impl Welcome {
             Err(refusal) => refusal.clone(),
         };
         let mut bytes = MAGIC.to_vec();
+        // 0 is no version: it says that the text is a refusal.
         bytes.extend(self.version.as_ref().copied().unwrap_or(0).to_le_bytes());
         bytes.extend([0; 2]);
         bytes.extend((text.len() as u32).to_le_bytes());
@@ -184,6 +186,7 @@ fn array<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
 }
 
 fn read_text(from: &mut impl Read, len: usize) -> io::Result<Vec<u8>> {
+    // The length is a stranger's word: it is bounded before there is memory for the text.
     if len > MAX_TEXT_BYTES {
         let message = format!("a text of {len} bytes exceeds {MAX_TEXT_BYTES}");
         return Err(io::Error::new(ErrorKind::InvalidData, message));

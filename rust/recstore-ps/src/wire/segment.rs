@@ -36,6 +36,7 @@ impl Segment {
         let bytes = bytes.max(MIN_BYTES).checked_next_power_of_two().ok_or(ErrorKind::OutOfMemory)?;
         let file = rustix::fs::memfd_create(c"recstore", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, bytes)?;
+        // Sealed before anyone else has it: reading behind an end that moved would end this process too.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok((Self::map(&file, bytes)?, file))
     }

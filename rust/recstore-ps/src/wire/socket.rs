@@ -79,6 +79,7 @@ impl Socket {
         let mut with = SendAncillaryBuffer::new(&mut space);
         let descriptors = [descriptor];
         with.push(SendAncillaryMessage::ScmRights(&descriptors));
+        // A peer that has gone is an error of the call, not a signal that ends the process.
         Ok(sendmsg(&**stream, &[IoSlice::new(bytes)], &mut with, SendFlags::NOSIGNAL)?)
     }
 
@@ -96,6 +97,7 @@ impl Read for UnixSocket {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
         let pieces = &mut [IoSliceMut::new(bytes)];
+        // Closed on exec: a program that another thread starts now must not inherit the descriptor.
         let received = recvmsg(&*self.stream, pieces, &mut with, RecvFlags::CMSG_CLOEXEC)?;
         for message in with.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {

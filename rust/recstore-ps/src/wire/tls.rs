@@ -102,6 +102,7 @@ impl ClientTls {
     /// # Errors
     /// Says why its host cannot be of a certificate.
     pub(crate) fn connection(&self, address: &str) -> Result<rustls::ClientConnection, String> {
+        // At the last colon: an address of IPv6 has others, within its brackets.
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let name = match &self.server_name {
@@ -121,6 +122,7 @@ impl IdentityFiles {
 }
 
 fn provider() -> Arc<CryptoProvider> {
+    // Named rather than the process's default, which is its program's to choose and may be absent.
     Arc::new(ring::default_provider())
 }
 

@@ -73,6 +73,8 @@ fn named(error: io::Error) -> io::Error {
 
 impl<S: Transport> Read for Timed<S> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        // Before each read, to what is left: a peer that sends byte by byte does not get its time anew with
+        // each.
         self.stream.set_read_timeout(self.left()?)?;
         let count = self.stream.read(bytes).map_err(named)?;
         if let Some(rest) = self.after_first.take_if(|_| count > 0) {

@@ -92,6 +92,7 @@ impl Workers {
         let purpose = contribution.purpose();
         let wait = Wait { operation: "emb_update", what: "updates", patience: self.worker_sync.patience };
         self.gather(&purpose, contribution, &wait, |mut parts| {
+            // Before the request is made of the parts: the log has them as they count.
             if self.divides() {
                 let factor = 1.0 / parts.len() as f32;
                 parts.iter_mut().for_each(|part| part.scale(factor));
@@ -140,6 +141,8 @@ impl Workers {
         let ready = |state: &mut State| match outcome.get() {
             Some(told) => Some(Gathered::Outcome(Box::new(told.clone()))),
             None if missing(state).is_some_and(|missing| missing.is_empty()) => {
+                // Taken away under the lock: who comes from here on begins the next gathering of this
+                // purpose.
                 state.gatherings.0.remove(purpose).map(|complete| Gathered::Complete(complete.came))
             }
             None => None,
@@ -148,6 +151,7 @@ impl Workers {
         match self.wait(state, wait, ready, |state| missing(state).unwrap_or_default(), withdraw)? {
             Gathered::Outcome(outcome) => *outcome,
             Gathered::Complete(came) => {
+                // A panic must not leave the other workers waiting.
                 let made = catch_unwind(AssertUnwindSafe(|| make(came.into_values().collect())));
                 let made = made.unwrap_or_else(|_| {
                     Err(self.refusal(wait.operation, "the server met an internal panic".to_owned()))
@@ -178,6 +182,7 @@ impl State {
         outcome: &Arc<OnceLock<Result<Answer>>>,
         workers: u32,
     ) -> Option<Vec<u32>> {
+        // Another gathering of the same purpose may have begun since: their outcomes tell them apart.
         let gathering =
             self.gatherings.0.get(purpose).filter(|found| Arc::ptr_eq(&found.outcome, outcome))?;
         let is_missing = |worker: &u32| !gathering.came.contains_key(worker) && !self.left.contains(worker);

@@ -95,6 +95,8 @@ impl Workers {
         }
         if state.members.get(&worker).is_none_or(|member| member.client != client) {
             let others = state.members.iter().filter(|(number, _)| **number != worker);
+            // From 0 it would be behind all others: with bounded staleness they would wait until it has
+            // caught up.
             let steps = others.map(|(_, member)| member.steps).min().unwrap_or(0);
             state.leave(client);
             state.enter(worker, client, steps);
@@ -120,6 +122,7 @@ impl Workers {
             Some(_) => Err(self.refusal("heartbeat", format!("another client is worker {worker} by now"))),
             None if has_left => Ok(()),
             None => {
+                // `join` takes the lock itself.
                 drop(state);
                 self.join(client, worker)
             }
@@ -169,6 +172,7 @@ impl Workers {
         let Some(&worker) = state.numbers.get(&client) else { return };
         let others = self.numbers().filter(|other| !state.left.contains(other));
         let slowest = others.map(|other| state.steps(other)).min().unwrap_or(0);
+        // Before this step is added: how far ahead it was when it began the step.
         let ahead = state.steps(worker).saturating_sub(slowest);
         state.most_ahead = state.most_ahead.max(ahead);
         if let Some(member) = state.members.get_mut(&worker) {
@@ -245,6 +249,7 @@ impl Workers {
     ) -> Result<T> {
         let began = Instant::now();
         loop {
+            // Before anyone is found dead or late: what is complete by now counts.
             if let Some(value) = ready(&mut state) {
                 return Ok(value);
             }
@@ -260,6 +265,8 @@ impl Workers {
                 give_up(&mut state);
                 return Err(self.refusal(wait.operation, message));
             }
+            // At least a millisecond: once the patience is over, a wait of none would spin until the last
+            // word comes.
             let look = LOOK.min(wait.patience.saturating_sub(began.elapsed())).max(Duration::from_millis(1));
             let waited = self.changed.wait_timeout(state, look);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;

@@ -101,6 +101,7 @@ pub fn forget(path: &Path, forgetting: &Forgetting<'_>, progress: Option<&Progre
 pub(super) fn locked(directory: &Directory) -> Result<(DirectoryLock, Manifest)> {
     Manifest::existing(directory)?;
     let held = lock(directory)?;
+    // Read again: another save may have replaced it before the lock was had.
     Ok((held, Manifest::existing(directory)?))
 }
 
@@ -126,6 +127,7 @@ struct Newest<'a> {
 
 impl<'a> Newest<'a> {
     fn load(directory: &'a Directory, progress: Option<&'a Progress>) -> Result<Self> {
+        // Rows are copied and take no step: a program's own rule need not be there.
         let options = LoadOptions { without_rules: true, progress, ..LoadOptions::default() };
         let store = LoadingStore {
             engine: Engine { executor: &Serial, simd: Simd::detect() },

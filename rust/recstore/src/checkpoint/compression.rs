@@ -93,6 +93,7 @@ pub(super) fn compress(
     let target = target.into_inner().map_err(|error| refused(&to, error.error()))?;
     target.sync_all().map_err(at(&to))?;
     let bytes = target.metadata().map_err(at(&to))?.len();
+    // Only when the compressed one is on the disk.
     directory.remove_file(&plain.file).map_err(inside(directory))?;
     let compressed = Compressed { kind: Kind::Zstd, level, bytes: plain.bytes, frames };
     Ok(ShardEntry { file, bytes, compressed: Some(compressed), ..plain })
@@ -134,6 +135,7 @@ impl Contents {
             return Err(refused(path, format!("expected {} bytes, got {bytes}", entry.bytes)));
         }
         let plain = entry.plain_bytes();
+        // A length that no frame can have is refused before memory is taken for its rows.
         if plain > bytes.saturating_mul(MAX_TIMES_SMALLER) {
             return Err(refused(path, format!("{bytes} bytes cannot be {plain} compressed ones")));
         }
@@ -149,7 +151,9 @@ impl Contents {
         let at = *compressed.frames.get(name).ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidData, format!("the manifest has no frame of \"{name}\""))
         })?;
+        // One frame alone: the next one is another piece.
         let mut decoder = Decoder::with_buffer(BufReader::new(FileFrom { file, at }))?.single_frame();
+        // A frame may ask for far more memory than any level of a save does.
         decoder.window_log_max(WINDOW)?;
         Ok(Box::new(decoder))
     }

@@ -76,6 +76,7 @@ pub fn new_snapshot_name() -> String {
 }
 
 pub(super) fn new_save() -> SaveId {
+    // Random by the hasher's keys: two that save in the same instant get different names.
     RandomState::new().hash_one(SystemTime::now())
 }
 
@@ -93,6 +94,7 @@ impl Drop for DirectoryLock {
 pub(super) fn lock(directory: &Directory) -> Result<DirectoryLock> {
     let path = directory.path().join(LOCK_NAME);
     let file = directory.lock_file(LOCK_NAME).map_err(inside(directory))?;
+    // Refused rather than waited for: the other save would change what this one was about to follow.
     match file.try_lock() {
         Ok(()) => Ok(DirectoryLock(file)),
         Err(TryLockError::WouldBlock) => {

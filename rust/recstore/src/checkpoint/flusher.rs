@@ -57,6 +57,7 @@ impl Drop for Flusher {
 }
 
 fn start(file: File) -> io::Result<(SyncSender<()>, JoinHandle<io::Result<()>>)> {
+    // One wake-up waits at most: a disk that is behind flushes all that came meanwhile in one go.
     let (wake, woken) = sync_channel(1);
     let flush = move || woken.into_iter().try_for_each(|()| file.sync_data());
     Ok((wake, thread::Builder::new().name("recstore-flush".into()).spawn(flush)?))

@@ -223,10 +223,12 @@ fn load_table(
         };
         // All are opened first: now it is known that there are as many rows as the manifest says.
         let readers = part.shards.iter().map(open).collect::<Result<Vec<_>>>()?;
+        // With a filter most rows may be left out, so the map grows with those that come.
         if options.keeps.is_none() {
             table.reserve(part.rows());
         }
         let mut seen = Bits::default();
+        // Counts and shared rows are whole in every file of a table: those of the newest part stand.
         states.clear();
         for mut reader in readers {
             states.push((reader.path().to_owned(), std::mem::take(&mut reader.state)));
@@ -252,6 +254,7 @@ fn restore_shared_rows(
     let mut all = Vec::new();
     for (path, state) in chosen {
         let records = state.shared_records(&layout).map_err(|message| refused(path, message))?;
+        // Put to be checked, each by itself: what stands in the end is put below.
         table.put_shared_rows(&records).map_err(|message| refused(path, message))?;
         all.push(records);
     }
@@ -295,9 +298,11 @@ fn load_file(
     options: &LoadOptions<'_>,
     engine: Engine<'_>,
 ) -> Result<()> {
+    // Before the rows: an id that was deleted and came back since is among both.
     table.remove_records(&reader.deleted);
     let path = reader.path().to_owned();
     let limit = (BYTES_PER_CHUNK / layout.row_bytes()).max(1);
+    // Two buffers go round: reading overlaps with putting, and takes no more memory however fast it is.
     let (read, to_put) = mpsc::sync_channel(0);
     let (emptied, to_fill) = mpsc::sync_channel(BUFFERS);
     (0..BUFFERS).try_for_each(|_| emptied.send(CopiedRows::default())).map_err(at(&path))?;
@@ -320,6 +325,7 @@ fn load_file(
             let mut rows: CopiedRows = rows?;
             Progress::advance(options.progress, (rows.ids.len() * layout.row_bytes()) as u64);
             put_rows(table, &path, &mut rows, seen, options, engine)?;
+            // The reader may have ended, and then takes none back.
             _ = emptied.send(rows);
         }
         Ok(())

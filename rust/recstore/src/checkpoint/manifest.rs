@@ -40,6 +40,7 @@ const NO_CHECKSUM: &str = "00000000";
 
 /// Returns the checksum that a manifest should have; none if there is no place for one.
 fn checksum_of(mut text: Vec<u8>) -> Option<String> {
+    // The last one: the caller's metadata, which stand before it, may hold the same bytes.
     let before = text.windows(BEFORE_CHECKSUM.len()).rposition(|part| part == BEFORE_CHECKSUM)?;
     let digits =
         text.get_mut(before + BEFORE_CHECKSUM.len()..)?.first_chunk_mut::<{ NO_CHECKSUM.len() }>()?;
@@ -166,6 +167,8 @@ impl Manifest {
         let before: BTreeSet<String> = self.files().cloned().collect();
         change(self);
         let needed = self.files().cloned().collect();
+        // Noted before the manifest changes: after a crash in between, the next save still knows what to
+        // remove.
         note.add(before.difference(&needed).cloned().collect())?;
         self.write(directory)
     }
@@ -173,6 +176,7 @@ impl Manifest {
     /// Puts this manifest in the place of the directory's: readers see the old one or this one.
     fn write(&self, directory: &Directory) -> Result<()> {
         let path = directory.path().join(FILE_NAME);
+        // A manifest that a load would refuse is not written: the old one stays.
         self.validate().map_err(|message| refused(&path, message))?;
         directory.replace(FILE_NAME, &self.signed().map_err(at(&path))?).map_err(inside(directory))
     }
@@ -252,6 +256,7 @@ impl Manifest {
     pub(super) fn retain(&mut self, keep: usize) -> Vec<Snapshot> {
         let full: Vec<usize> =
             (0..self.snapshots.len()).filter(|&place| self.snapshots[place].parent.is_none()).collect();
+        // Counted by full snapshots: a delta needs all that stand between it and the last full one.
         let first = if full.len() > keep { full[full.len() - keep] } else { 0 };
         self.snapshots.drain(..first).collect()
     }
@@ -305,6 +310,8 @@ pub fn remove_checkpoint(path: &Path) -> Result<()> {
     let manifest = Manifest::read(directory)?.unwrap_or_else(Manifest::empty);
     remove_unneeded(directory, manifest.files())?;
     manifest.files().try_for_each(|file| remove(directory, file))?;
+    // Behind the files it lists: after a crash it still says what is left to remove. The lock goes last, so
+    // that no other save begins in between.
     remove(directory, FILE_NAME)?;
     directory.sync().map_err(inside(directory))?;
     remove(directory, LOCK_NAME)?;

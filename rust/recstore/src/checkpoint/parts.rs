@@ -47,6 +47,7 @@ pub(crate) fn save_part(
     options.compression.validate(path)?;
     check_free(path, options)?;
     let directory = &created(path)?;
+    // Without the directory's lock: shards save here at the same time, each to files of its own.
     let manifest = Manifest::read_or_new(directory)?;
     let base = base_of(&manifest, saves, directory, options.kind)?;
     let follows = saves.have_newest(&manifest);
@@ -54,6 +55,7 @@ pub(crate) fn save_part(
     let (compression, part) = (options.compression, Some(name.clone()));
     let plan = Plan { directory, save, base, suffix, compression, part };
     write(tables, saves, &plan, options, |tables, _| {
+        // Written after the files that it lists: `commit` takes it as the sign that they are there.
         let part = Part { base: base.map(name_of), follows, tables };
         let text = serde_json::to_vec_pretty(&part).map_err(at(path))?;
         directory.replace(name, &text).map_err(inside(directory))
@@ -69,6 +71,7 @@ pub fn commit(path: &Path, snapshot: &str, of: usize, options: &SaveOptions<'_>)
     save_id(snapshot).map_err(|message| refused(path, message))?;
     check_free(path, options)?;
     let directory = &found(path)?.ok_or_else(|| refused(path, "no shard has been saved here"))?;
+    // With the lock, as the manifest changes below.
     let _lock = lock(directory)?;
     let mut manifest = Manifest::read_or_new(directory)?;
     let part = |number| part_name(snapshot, Shard { number, of });

@@ -68,6 +68,8 @@ impl Pruning {
         }
         let files = || self.pruned.files.keys();
         files().try_for_each(|file| if_there(self.directory.open_file(file).map(drop)))?;
+        // The manifest first: a crash in between leaves files without a snapshot, and no snapshot without its
+        // files.
         self.directory.replace(FILE_NAME, &self.manifest.signed()?)?;
         files().try_for_each(|file| if_there(self.directory.remove_file(file)))?;
         self.directory.sync()

@@ -55,6 +55,7 @@ pub(crate) fn save(
     check_free(path, options)?;
     let directory = &created(path)?;
     let _lock = lock(directory)?;
+    // Under the lock: another save may have replaced it until now.
     let mut manifest = Manifest::read_or_new(directory)?;
     let base = base_of(&manifest, saves, directory, options.kind)?;
     let follows = saves.have_newest(&manifest);
@@ -114,6 +115,7 @@ pub(super) fn write(
         on_cut();
     }
     let saved = write_noted(&cuts, plan, options.progress, commit);
+    // Also after an error: then the notes from before the cut count again, and no delta misses a row.
     cuts.iter().for_each(|cut| cut.end(saved.is_ok()));
     if saved.is_ok() {
         saves.note(plan.save);
@@ -127,6 +129,8 @@ fn write_noted(
     progress: Option<&Progress>,
     commit: impl FnOnce(Vec<TableEntry>, &mut Unfinished) -> Result<()>,
 ) -> Result<SaveReport> {
+    // Names are noted before there are files: after a crash the next save removes those that no manifest
+    // lists.
     let mut note = Unfinished::begin(plan.directory, &plan.name(), plan.files(cuts))?;
     let entries = write_tables(cuts, plan, progress)?;
     let report = report(plan.save, &entries);
@@ -168,6 +172,7 @@ fn write_tables(cuts: &[TableCut], plan: &Plan<'_>, progress: Option<&Progress>)
         }
         entries.push(entry);
     }
+    // The names must survive a crash before a manifest lists them.
     plan.directory.sync().map_err(inside(plan.directory))?;
     Ok(entries)
 }
@@ -178,6 +183,7 @@ fn file_name(plan: &Plan<'_>, number: usize, table: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     let plain: String =
         table.chars().take(MAX).map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
+    // The number tells tables apart whose names become the same by the letters that are replaced, or cut off.
     format!("{}-{number:03}-{plain}{}{FILE_EXTENSION}", name_of(plan.save), plan.suffix)
 }
 
@@ -224,6 +230,7 @@ fn report(save: SaveId, entries: &[TableEntry]) -> SaveReport {
 /// all the same, and the next one tries again.
 pub(super) fn cleaned<T>(directory: &Directory, saved: Result<T>) -> Result<T> {
     let manifest = Manifest::read(directory).map(|manifest| manifest.unwrap_or_else(Manifest::empty));
+    // Files that stay do no harm to what was saved: the next save looks for them again.
     _ = manifest.and_then(|manifest| remove_unneeded(directory, manifest.files()));
     saved
 }

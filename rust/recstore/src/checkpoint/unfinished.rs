@@ -74,6 +74,7 @@ pub(super) fn remove_unneeded<'a>(
 ) -> Result<()> {
     let needed: BTreeSet<&String> = needed.collect();
     for (name, note) in notes(directory)? {
+        // A note is a file as others are: whatever it lists, only names that saves give are removed.
         for file in note.files.iter().filter(|file| is_own(file) && !needed.contains(file)) {
             remove(directory, file)?;
         }

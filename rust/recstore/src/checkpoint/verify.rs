@@ -69,6 +69,7 @@ pub fn verify(path: &Path) -> Result<Verified> {
     loop {
         let verified = compared(directory, &manifest)?;
         let again = Manifest::existing(directory)?;
+        // Files that are not listed may be those of a save under way, and are no reason to begin anew.
         let is_sound = verified.findings.iter().all(|finding| finding.kind == FindingKind::Unexplained);
         if is_sound || again.snapshots == manifest.snapshots {
             return Ok(verified);

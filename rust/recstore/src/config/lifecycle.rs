@@ -202,6 +202,7 @@ impl EvictionConfig {
 }
 
 fn counters_of(epsilon: f64, delta: f64) -> f64 {
+    // In floats, which do not wrap: the least epsilon gives infinity, and that is refused.
     (1f64.exp() / epsilon).ceil() * (1.0 / delta).ln().ceil()
 }
 

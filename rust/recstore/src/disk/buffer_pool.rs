@@ -74,6 +74,8 @@ impl BufferPool {
         self.used.grow(len);
         self.pinned.grow(len);
         self.expected.grow(len);
+        // Below the others on the stack, the highest lowest: the last slab, the one that can go back, fills
+        // last.
         self.free.splice(0..0, (self.num_frames as u32..len as u32).rev());
         self.num_frames = self.num_frames.max(len);
     }
@@ -181,6 +183,7 @@ impl BufferPool {
         let mut victims = Vec::with_capacity(count.min(self.num_frames));
         self.choose(count, &mut victims);
         if victims.len() < count && self.expected.count() > 0 {
+            // Expected rows are a wish: they go before a call is refused.
             self.expected.clear();
             self.choose(count, &mut victims);
         }

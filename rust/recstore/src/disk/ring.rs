@@ -80,6 +80,7 @@ mod kernel {
                 for completion in self.0.completion() {
                     pending -= 1;
                     if let Some(read) = batch.get_mut(completion.user_data() as usize) {
+                        // A short read is not done: `pread` repeats it, and gives the error if there is one.
                         read.is_done = usize::try_from(completion.result()) == Ok(bytes(read));
                     }
                 }

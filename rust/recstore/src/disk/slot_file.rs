@@ -32,6 +32,7 @@ impl SlotFile {
     pub(crate) fn create(directory: &Path, record_floats: usize) -> io::Result<Self> {
         let uses_rings = ring_pool::are_wanted()?;
         let new = || tempfile::tempfile_in(directory);
+        // A write locks its file on ext4, and with one file two threads waited for each other.
         let files = [new()?, new()?, new()?, new()?];
         Ok(Self { files, record_floats, reserved: 0, uses_rings })
     }
@@ -66,6 +67,8 @@ impl SlotFile {
             let (file, offset) = self.file(run.first);
             all.push(RingRead { file, offset, places, is_done: false });
         });
+        // A ring that failed is dropped. Reads that it left undone are repeated below, where their errors
+        // show too, so results are the same without rings.
         if let Some(mut ring) = ring
             && ring.read(&mut all).is_ok()
         {
@@ -77,6 +80,7 @@ impl SlotFile {
 
     /// Writes the records at `slot` and behind it.
     pub(crate) fn write(&self, slot: Slot, records: &[f32]) -> io::Result<()> {
+        // `pwrite` took 8.9 us a row of 512 bytes and a ring 12.1: ext4 hands its writes to another thread.
         let (file, offset) = self.file(slot);
         file.write_all_at(bytemuck::cast_slice(records), offset)
     }

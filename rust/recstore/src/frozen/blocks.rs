@@ -43,6 +43,7 @@ impl Blocks {
     }
 
     fn is_seen(&self, block: usize) -> bool {
+        // Relaxed: the bits guard no memory of their own, and a block that is compared twice does no harm.
         self.seen.get(block / 64).is_some_and(|bits| bits.load(Ordering::Relaxed) >> (block % 64) & 1 == 1)
     }
 

@@ -74,6 +74,7 @@ impl Changed {
     /// [`crate::Error::Frozen`]: a byte of the frozen table was changed; then nothing was taken.
     pub(super) fn take(&mut self, frozen: &FrozenTable, changes: RowChanges<'_>) -> Result<()> {
         let were_frozen = |ids: &[i64]| ids.iter().map(|&id| frozen.has_row(id)).collect::<Result<Vec<_>>>();
+        // All looks into the frozen table come first: they may fail, and the changes below cannot.
         let (deleted, changed) = (were_frozen(changes.deleted)?, were_frozen(changes.ids)?);
         for (&id, was_frozen) in changes.deleted.iter().zip(deleted) {
             self.delete(id, was_frozen);
@@ -95,6 +96,7 @@ impl Changed {
             None => {}
         }
         if was_frozen {
+            // Its row lies in the file still, and would be found there.
             self.places.insert(id, GONE);
             self.gone += 1;
         }
@@ -182,6 +184,7 @@ impl RowSource for Both<'_> {
 
     #[inline(always)]
     fn number(self, lanes: impl Lanes, (frozen, bucket): Self::Bucket, id: i64) -> Result<usize> {
+        // Here first: what changed hides the frozen row of the same id.
         let place = match self.changed.places.search(lanes, bucket, id) {
             BEHIND => self.changed.places.search_behind(lanes, bucket, id).map_or(NO_INDEX, |place| place.0),
             place => place,

@@ -135,12 +135,14 @@ fn read_each<const N: usize>(bytes: &[u8], row: &mut [f32], value: impl Fn([u8; 
 fn bfloat16(value: f32) -> u16 {
     let bits = value.to_bits();
     if value.is_nan() {
+        // The quiet bit: a NaN whose bits are set in the lower half alone would become infinity.
         return (bits >> 16) as u16 | 0x40;
     }
     (bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16) as u16
 }
 
 fn encode_codes<const BITS: u32>(row: &[f32], bytes: &mut [u8]) -> std::result::Result<(), f32> {
+    // False for a NaN too, for which there is no code.
     check_halves(row, |value| value.abs() <= GREATEST_HALF)?;
     let most = ((1u32 << BITS) - 1) as f32;
     let (least, greatest) =
@@ -148,6 +150,8 @@ fn encode_codes<const BITS: u32>(row: &[f32], bytes: &mut [u8]) -> std::result::
             (least.min(value), greatest.max(value))
         });
     let (least, greatest) = if row.is_empty() { (0.0, 0.0) } else { (least, greatest) };
+    // The range begins at the bias as it is kept, so codes make up for its rounding. Rounded up, it lies
+    // above the least value, whose code would be negative: hence the clamp below.
     let bias = nearest_half(least);
     let (scale, inverse) = scale_of(greatest - widen_half(bias), most);
     let (codes, behind) = bytes.split_at_mut(bytes.len() - SCALE_AND_BIAS);

@@ -31,6 +31,8 @@ pub(super) fn build(ids: &mut [i64]) -> std::result::Result<Vec<Line>, i64> {
     let mut lines = vec![Line::default(); buckets];
     let mut last = 0;
     for (number, &id) in ids.iter().enumerate() {
+        // Never before the last line: ids keep the order of their hashes, by which `look` knows where a
+        // search ends.
         let line = bucket(id, buckets).max(last);
         last = if own_count(&lines[line]) == IDS_PER_LINE { line + 1 } else { line };
         if last == lines.len() {
@@ -83,6 +85,7 @@ pub(super) enum LineMatch {
 #[inline(always)]
 pub(super) fn look(lanes: impl Lanes, line: &Line, id: i64, rows: usize) -> Option<LineMatch> {
     let (before, count) = (count_before(line), own_count(line));
+    // Mapped bytes may change after their checksum was compared: numbers are checked at each use.
     if count > IDS_PER_LINE || before + count > rows {
         return None;
     }

@@ -115,6 +115,7 @@ impl Layout {
         header: usize,
         length: usize,
     ) -> Result<Self, String> {
+        // Numbers of the file are multiplied only after their products are known to fit.
         if described.dim == 0 || num_rows.checked_mul(described.encoding.row_bytes(described.dim)).is_none() {
             return Err(format!("{num_rows} rows of {} values", described.dim));
         }
@@ -134,6 +135,8 @@ impl Layout {
                 }
             }
         }
+        // Places come from these sizes. The file's own offsets only had to agree, so none can point
+        // elsewhere.
         let layout = Self::at(described, num_rows, header, sizes);
         match layout.checks.end == length {
             true => Ok(layout),
@@ -190,6 +193,7 @@ fn sizes(described: &Described, num_rows: usize, lines: usize) -> [usize; 3] {
     let lines = lines * size_of::<Line>();
     let rows = num_rows * described.encoding.row_bytes(described.dim);
     let blocks = (lines + rows).div_ceil(BLOCK_BYTES);
+    // One checksum more than there are blocks: that of the header.
     [lines, rows, (blocks + 1) * size_of::<u32>()]
 }
 

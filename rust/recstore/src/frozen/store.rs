@@ -65,6 +65,7 @@ impl FrozenStore {
     /// As [`FrozenTable::of_file`].
     pub fn open(&self, file: &File, path: &Path, memory: FrozenMemory) -> Result<Arc<dyn EmbeddingTable>> {
         let table = FrozenTable::of_file(file, path, memory)?.with_simd(self.simd)?;
+        // After the file is read: a fork waits for those within, and a file that is copied takes long.
         let _gate = fork::enter();
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         let id = TableId(self.opened.fetch_add(1, Ordering::Relaxed) + 1);
@@ -134,6 +135,7 @@ impl EmbeddingStore for FrozenStore {
     fn find_table(&self, name: &str) -> Result<Option<Arc<dyn EmbeddingTable>>> {
         let _gate = fork::enter();
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+        // Nothing keeps a name unique here: of several the one opened last answers.
         let found = tables.values().rev().find(|open| open.name() == name);
         Ok(found.map(|open| Arc::clone(open) as Arc<dyn EmbeddingTable>))
     }

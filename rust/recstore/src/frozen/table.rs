@@ -67,6 +67,7 @@ impl FrozenTable {
     pub fn of_file(file: &File, path: &Path, memory: FrozenMemory) -> Result<Self> {
         let file = FileBytes::new(file, memory).map_err(|error| refused(path, &error))?;
         let refused = |message: String| Error::Frozen { path: path.display().to_string(), message };
+        // Read before it is compared with its checksum: the header says where the checksums lie.
         let layout = Layout::read(&file).map_err(refused)?;
         let numbers = file[layout.checks.clone()].as_chunks::<4>().0;
         let mut checks: Vec<u32> = numbers.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
@@ -179,6 +180,7 @@ impl FrozenTable {
     /// Checks the blocks of a range of the file, which lies behind the header.
     #[inline(always)]
     fn check(&self, range: Range<usize>) -> Result<()> {
+        // Once all blocks have been compared, one flag stands for them.
         match self.blocks.are_all_seen() {
             true => Ok(()),
             false => self.check_blocks(range),
@@ -245,6 +247,8 @@ impl RowSource for &FrozenTable {
     fn number(self, lanes: impl Lanes, bucket: usize, id: i64) -> Result<usize> {
         for (number, line) in self.lines().iter().enumerate().skip(bucket) {
             let first = self.layout.lines.start + number * size_of::<Line>();
+            // Compared before it is believed. A sound checksum does not make the line's numbers fit the file:
+            // `look` checks those.
             self.check(first..first + size_of::<Line>())?;
             match look(lanes, line, id, self.num_rows()) {
                 Some(LineMatch::At(number)) => return Ok(number),

@@ -30,6 +30,7 @@ fn walk<S: RowSource>(source: S, lanes: impl Lanes, ids: &[i64], taker: &mut imp
     let (mut buckets, mut numbers) = ([S::Bucket::default(); RUN], [NO_ROW; RUN]);
     for (run, ids) in ids.chunks(RUN).enumerate() {
         let (buckets, numbers) = (&mut buckets[..ids.len()], &mut numbers[..ids.len()]);
+        // Pass after pass over a run. Groups that overlap were as quick and harder to follow.
         for (bucket, &id) in buckets.iter_mut().zip(ids) {
             *bucket = source.seek(id);
         }
@@ -88,6 +89,7 @@ impl<S: RowSource> Kernel for ReadRows<'_, S> {
     #[inline(always)]
     fn run(mut self, lanes: impl Lanes) {
         if let Err(error) = walk(self.source, lanes, self.ids, &mut self) {
+            // Several pieces may fail: the first error is that of the call.
             _ = self.failure.set(error);
         }
     }
@@ -181,6 +183,7 @@ impl<S: RowSource, const LEN: usize> AddRows<LEN> for Numbered<'_, S> {
             NO_ROW => self.add_initial(sum, place, weight),
             number => match self.source.row(number) {
                 Ok(bytes) => self.source.encoding().add_to(sum, weight, bytes),
+                // The loop goes on, as `add` gives nothing back: the call fails after it.
                 Err(error) => self.failure = Some(error),
             },
         }

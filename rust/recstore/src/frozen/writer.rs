@@ -56,12 +56,14 @@ pub(super) fn write_file(
     let lines = index::build(&mut ids).map_err(|id| refused(format!("id {id} is there twice")))?;
     let (layout, header) = Layout::new(described(spec, path)?, ids.len(), lines.len()).map_err(refused)?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // In the same directory: a name can only be changed within one file system.
     let mut file = NamedTempFile::new_in(directory).map_err(failed)?;
     let mut writer = Writer::new(file.as_file_mut());
     writer.out.write_all(&header).map_err(failed)?;
     writer.write(bytemuck::cast_slice(&lines)).map_err(failed)?;
     rows(&mut writer, &ids)?;
     writer.finish(&header).map_err(failed)?;
+    // Before it gets its name: after a crash the name must not belong to bytes that never came to the disk.
     file.as_file().sync_all().map_err(failed)?;
     file.persist(path).map_err(|error| failed(error.error))?;
     Ok(layout.checks.end as u64)
@@ -137,6 +139,7 @@ impl<'a> Writer<'a> {
         if self.in_block > 0 {
             self.end_block();
         }
+        // The header's comes first, though it is no block: its reader needs it before all others.
         self.checks.insert(0, crc32fast::hash(header));
         self.out.write_all(bytemuck::cast_slice(&self.checks))?;
         self.out.flush()

@@ -37,6 +37,7 @@ impl Bits {
         let Some(word) = self.words.get(bit / BITS_PER_WORD) else {
             return false;
         };
+        // `fetch_and` decides who gets the bit; the load before it spares a write to the line.
         word.load(Ordering::Relaxed) & mask != 0 && word.fetch_and(!mask, Ordering::Relaxed) & mask != 0
     }
 

@@ -82,6 +82,8 @@ fn prefetch_line(address: *const i8, cache: Cache) {
     // SAFETY: 1. a prefetch is a hint: it is valid for any address, and reads and writes nothing.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        // Asked for into the first cache at once, random lines took 8 ns each, for a core has 24 of them
+        // under way; by way of the second they took 4.
         match cache {
             Cache::First => _mm_prefetch::<_MM_HINT_T0>(address),
             Cache::Second => _mm_prefetch::<_MM_HINT_T1>(address),
@@ -154,6 +156,7 @@ fn prefetch_row<const LEN: usize>(row: &[f32; LEN], cache: Cache) {
     for line in row.chunks(LINE_BYTES / size_of::<f32>()) {
         prefetch_one(&line[0], cache);
     }
+    // A row that begins within a line ends in one more.
     if !row.as_ptr().addr().is_multiple_of(LINE_BYTES) {
         prefetch_one(&row[LEN - 1], cache);
     }
@@ -175,6 +178,8 @@ fn copy_known<const LEN: usize>(rows: &[&[f32]], upcoming: &[&[f32]], to: &mut [
         }
         prefetch_near_known::<LEN>(upcoming, place);
         if let Some(from) = from.first_chunk::<LEN>() {
+            // A plain store. Past the caches (`vmovntps`) it took 29 against 27 ns, and the output's next
+            // reader 0.39 instead of 0.20 ms; asked for ahead (`prefetchw`) 27.1 against 25.2.
             *to = *from;
         }
     }

@@ -137,6 +137,8 @@ pub(crate) fn parts_for(executor: &dyn Executor, floats: usize) -> usize {
 /// Returns how many of `count` items of `floats` floats each go into one piece of a loop: some pieces a thread, of which
 /// those that wake first take more, or all together where waking a thread is not worth it.
 pub(crate) fn piece_size(executor: &dyn Executor, count: usize, floats: usize) -> usize {
+    // On two cores two pieces a thread were as fast (2.34 against 2.32 ms a lookup); more cores wait longer
+    // for the last one.
     const PIECES_PER_THREAD: usize = 4;
     const FLOATS_PER_PIECE: usize = FLOATS_PER_THREAD / 2;
     let threads = executor.num_threads();
@@ -154,6 +156,8 @@ pub(crate) fn for_each_mut<T: Send>(
     items: impl Iterator<Item = T>,
     body: impl Fn(T) + Sync,
 ) {
+    // `next` gives each item to one thread, so no lock is ever waited for: it takes the place of unsafe code.
+    // It also publishes the item, so the counter itself may be relaxed.
     let items: Vec<Mutex<Option<T>>> = items.map(|item| Mutex::new(Some(item))).collect();
     let next = AtomicUsize::new(0);
     let take_items = |_: usize| {

@@ -86,6 +86,8 @@ impl SortedIds {
         thread_local! {
             static KEPT: RefCell<SortedIds> = RefCell::default();
         }
+        // Taken out, not borrowed: `body` may sort again on this thread, which then begins with memory of its
+        // own.
         let mut sorted = KEPT.take();
         let ranges = ranges(ids, num_parts);
         sorted.parts.resize_with(num_parts, SortedPart::default);
@@ -274,6 +276,7 @@ fn sort<R: Copy + Ord + Into<u64>>(places: &mut [Keyed<R>], spare: &mut [Keyed<R
         return;
     }
     if places.len() < FEW {
+        // Stable, as the passes by digit are: equal keys keep the order of their positions.
         return places.sort_by_key(|place| place.rank);
     }
     let first: u64 = places[0].rank.into();
@@ -307,6 +310,9 @@ fn unsorted_run<R: Copy + Ord + Into<u64>>(
 fn sort_by_digit<R: Copy + Into<u64>>(places: &[Keyed<R>], sorted: &mut [Keyed<R>], shift: u32) {
     let digit = |place: &Keyed<R>| (place.rank.into() >> shift) as usize % DIGITS;
     let mut starts = [0u32; DIGITS];
+    // A pass of its own for each digit: counting both in one was no faster, for most of a sort waits for the
+    // memory that it writes to first. Cut into 256 ranges that fit the first cache, it took 5.4 against 4.4
+    // ns a key.
     places.iter().for_each(|place| starts[digit(place)] += 1);
     let mut sum = 0;
     for start in &mut starts {

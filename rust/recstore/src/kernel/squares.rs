@@ -32,6 +32,8 @@ pub(crate) fn sum_of_squares<const INPUTS: usize>(
 ) -> f32 {
     let count = inputs.first().map_or(0, |input| input.len());
     let (mut lanes, mut start) = ([0.0; LANES], 0);
+    // Over copies of known length. Over indices, whose checks left half of the elements to a loop of single
+    // ones, a step of LAMB took 2.0 times that of AdaGrad (dim 64), and 1.3 times since.
     while start + LANES <= count {
         add(&mut lanes, piece(inputs, start), value);
         start += LANES;

@@ -35,6 +35,7 @@ impl Sketch {
         let width = self.width;
         // Two hashes give as many as are wanted. Source: Kirsch and Mitzenmacher 2006, "Less hashing, same
         // performance", section 3.
+        // The second one is odd, so that no two rows use the same hash.
         let (first, second) = (mix(id), mix(mix(id) as i64) | 1);
         (0..self.depth).map(move |row| {
             let hash = first.wrapping_add(second.wrapping_mul(row as u64));

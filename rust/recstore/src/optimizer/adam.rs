@@ -103,6 +103,7 @@ impl Moments {
 
     /// Returns `1 - beta1^t` and `sqrt(1 - beta2^t)`.
     pub(super) fn bias_corrections(&self, step: u64) -> (f64, f64) {
+        // By repeated squaring in double precision: the C library's `pow` differs between machines.
         let [first, second] = self.betas.map(|beta| 1.0 - power(beta, step));
         (first, second.sqrt())
     }
@@ -183,6 +184,7 @@ struct RowStep<'a> {
 impl RowStep<'_> {
     #[inline(always)]
     fn moved(&self, w: f32, moments: [f32; 2], g: f32) -> [f32; 2] {
+        // A single gradient comes as it is and sums begin at zero: -0.0 must step as 0.0 in both ways.
         self.rule.moments.moved(moments, 0.0 + g + self.rule.weight_decay * w)
     }
 

@@ -47,6 +47,7 @@ impl Rule for AdamwConfig {
 
     fn prepare(&self, lr: f64, step: u64) -> AdamW {
         let AdamwConfig { betas, eps, weight_decay, bias_correction, amsgrad: keeps_maximum, .. } = *self;
+        // Rounded once, at the end: near 1 a float32 has no room for the low bits of a small product.
         let keep = (1.0 - lr * weight_decay) as f32;
         let moments = Moments::new(betas);
         let mut rule = AdamW { lr, moments, eps: eps as f32, keep, keeps_maximum, table_scales: None };

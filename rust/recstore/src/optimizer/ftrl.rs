@@ -113,6 +113,8 @@ impl RowRule for Ftrl {
     #[inline(always)]
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
         let State { n, z, alpha } = State::of(state, gradient.len());
+        // Kept, not found from z and w: in 16-bit rows a small change of alpha looks like their rounding. The
+        // line that it takes made no difference to a step.
         if *alpha != self.alpha {
             self.follow_alpha(n, z, alpha);
         }
@@ -134,6 +136,7 @@ impl RowRule for Ftrl {
 impl ElementRule<2> for Ftrl {
     #[inline(always)]
     fn step(&self, w: f32, [old_n, old_z]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
+        // A single gradient comes as it is and sums begin at zero: -0.0 must step as 0.0 in both ways.
         let g = 0.0 + g;
         let n = old_n + g * g;
         let root = n.sqrt();

@@ -67,9 +67,11 @@ impl DecayFactor {
     #[inline(always)]
     pub(super) fn since(self, row: &[f32]) -> f32 {
         const NOTHING: i64 = -1_000;
+        // No step since: exactly one, though a slot keeps the fraction in single precision.
         if *row == self.as_slot() {
             return 1.0;
         }
+        // Far below any float32, and within the range of `power_of_two`.
         let shift = self.exponent.saturating_sub(row[1] as i64).clamp(NOTHING, 0);
         (self.fraction / f64::from(row[0]) * power_of_two(shift)) as f32
     }

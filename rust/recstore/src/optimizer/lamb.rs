@@ -70,6 +70,7 @@ impl RowRule for Lamb {
         let State { m, v, step, .. } = State::of(state, gradient.len(), false);
         let scales = self.table_scales.unwrap_or_else(|| scales(&self.moments, step.unwrap_or(1)));
         for_each_element_briefly(&Moved(&self.moments), m, [&mut *v], gradient);
+        // Computed twice, for its norm and for the step, so that it needs no room beside the row.
         let direction = Direction { rule: self, scales };
         let norm = sum_of_squares([weights, m, v], &direction).sqrt();
         let length = sum_of_squares([weights], &Plain).sqrt();

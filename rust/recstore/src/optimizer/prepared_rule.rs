@@ -62,6 +62,7 @@ impl PreparedRule {
         (kept, besides): (&mut [f32], &mut [f32]),
         gradient: &[f32],
     ) {
+        // The steps that left the row alone come first: the rule goes on from what they made of it.
         if let Some(average) = self.average {
             average.catch_up(weights, besides);
         }
@@ -69,6 +70,7 @@ impl PreparedRule {
             idle.before.catch_up(weights, kept, besides);
         }
         rule.step(weights, kept, gradient);
+        // After the rule: the average follows the weights that it left.
         if let Some(average) = self.average {
             average.follow(weights, besides);
         }

@@ -96,6 +96,7 @@ fn describe_slots<R: Rule>() -> Vec<Value> {
         let width = (slot.width == wider.width).then_some(slot.width);
         json!({"name": slot.name, "width": width, "with": with.map(|option| &option["name"])})
     };
+    // At two widths: a slot that is as wide at both does not depend on that of the row.
     all.slots(DIM).into_iter().zip(all.slots(DIM + 1)).map(describe).collect()
 }
 

@@ -48,6 +48,7 @@ impl Rule for RmspropConfig {
         RmsProp {
             lr: lr as f32,
             alpha: self.alpha as f32,
+            // From the double: 1 - 0.99 in single precision is 0.0099999905, not 0.01.
             share: (1.0 - self.alpha) as f32,
             eps: self.eps as f32,
             weight_decay: self.weight_decay as f32,
@@ -89,6 +90,7 @@ impl RmsProp {
     /// The gradient over the root, that of the centered average where there is one.
     #[inline(always)]
     fn scaled(&self, g: f32, s: f32, average: f32) -> f32 {
+        // Rounding can bring `s` below the square, and the root of that is NaN.
         g / ((s - average * average).max(0.0).sqrt() + self.eps)
     }
 }

@@ -148,6 +148,8 @@ impl Slot {
         word: usize,
         values: impl Iterator<Item = &'a mut [f32]>,
     ) {
+        // Whole loops over the elements: in pieces of 16, 8 and 1 a step of Adam in bfloat16 took 4.3 against
+        // 3.7 ms.
         with_slot_type!(self.slot_type, row_type => {
             let words = row_type.words(self.width);
             for (record, values) in records.iter().zip(values) {

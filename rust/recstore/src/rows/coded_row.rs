@@ -139,6 +139,7 @@ fn scale_of(row: &[f32], greatest: f32) -> (f32, f32) {
     let exponent = ((most + over) >> 23).min(254);
     // Neither is below the least normal float.
     let scale = exponent.saturating_sub((greatest.to_bits() >> 23) - 127).max(1);
+    // A power of two and its inverse, so both products with a weight are exact.
     match most < INFINITE {
         true => (f32::from_bits(scale << 23), f32::from_bits((254 - scale) << 23)),
         false => (f32::NAN, 0.0),

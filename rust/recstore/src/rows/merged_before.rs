@@ -11,6 +11,7 @@ impl GradientPart<'_> {
 
     /// Returns the first gradient that is not finite, before any weight, but for those of padding.
     fn not_finite(&self, dim: usize) -> Option<NotFinite> {
+        // Found when it was merged: the sum does not say which position it came from.
         if let Some(from) = self.merged_from {
             return from.not_finite;
         }

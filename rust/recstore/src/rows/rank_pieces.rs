@@ -137,6 +137,7 @@ impl RankBags<'_> {
 
     /// Returns the rank of each id, and where its row starts.
     fn rows(&self, pieces: &RankPieces<'_>) -> Result<Vec<(usize, usize)>> {
+        // First: all that follows takes slices by the offsets.
         check_offsets(self.offsets, self.places.len())?;
         let refused = |message: String| Error::InvalidBag { message };
         if self.tables.is_empty() || !(self.offsets.len() - 1).is_multiple_of(self.tables.len()) {
@@ -237,6 +238,7 @@ pub fn spread_rank_gradients(
     let (rows, columns) = (bags.rows(pieces)?, bags.columns(pieces.dims));
     let stride = columns[bags.tables.len()];
     assert_eq!(gradients.len(), bags.bags() * stride, "spread_rank_gradients: a row a bag");
+    // One thread a table: features may share a table's rows, and their sums keep the order of positions.
     values.fill(0.0);
     for_each_mut(executor, of_tables(pieces, values).into_iter().enumerate(), |(table, mut parts)| {
         for (feature, _) in bags.tables.iter().enumerate().filter(|(_, of)| **of == table) {

@@ -57,6 +57,7 @@ impl Noise {
     /// Returns 16 random bits.
     #[inline(always)]
     pub(super) fn bits(self, column: usize) -> u32 {
+        // The factor is odd, so that no two columns of a row start from the same number.
         let mut x = self.0 ^ (column as u32).wrapping_mul(0x9E37_79B9);
         x = (x ^ (x >> 16)).wrapping_mul(0x7FEB_352D);
         x = (x ^ (x >> 15)).wrapping_mul(0x846C_A68B);
@@ -125,6 +126,8 @@ impl RowType for Bfloat16 {
     fn round(self, row: &[f32], words: &mut [f32]) {
         for (half, value) in cast_slice_mut::<f32, u16>(words).iter_mut().zip(row) {
             let bits = value.to_bits();
+            // Just below half a unit of what stays, and exactly half if that is odd: a tie carries over to
+            // the even neighbour.
             let odd = bits >> 16 & 1;
             *half = upper_half(bits, 0x7FFF + odd);
         }
@@ -133,6 +136,7 @@ impl RowType for Bfloat16 {
     #[inline(always)]
     fn round_stochastically(self, row: &[f32], words: &mut [f32], noise: Noise) {
         for (column, (half, value)) in cast_slice_mut::<f32, u16>(words).iter_mut().zip(row).enumerate() {
+            // The half that is dropped carries over as often as its share of a unit.
             *half = upper_half(value.to_bits(), noise.bits(column));
         }
     }
@@ -145,7 +149,9 @@ fn upper_half(bits: u32, increment: u32) -> u16 {
     const INFINITE: u32 = 0x7F80_0000;
     const QUIET: u32 = 0x0040_0000;
     let magnitude = bits & 0x7FFF_FFFF;
+    // A NaN whose bits are all set would carry over into its sign, and be zero.
     let rounded = if magnitude < INFINITE { bits.wrapping_add(increment) } else { bits };
+    // A NaN may have its bits in the half that is dropped; without this one it would be infinity.
     let kept = if magnitude > INFINITE { rounded | QUIET } else { rounded };
     (kept >> 16) as u16
 }

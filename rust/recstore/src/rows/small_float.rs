@@ -41,6 +41,8 @@ fn stochastic<const MANTISSA: u32, const BIAS: u32>(value: f32, noise: u32) -> u
     let (magnitude, least) = (value.abs(), least_normal(BIAS));
     let (lift, lifted_by) = if magnitude < least { (least, 1 << MANTISSA) } else { (0.0, 0) };
     let biased = with_bias::<BIAS>(magnitude + lift);
+    // The noise fills the bits that are dropped: 16 and 7 zeros are the 23 of a float, and the mantissa's are
+    // taken off.
     (biased.wrapping_add(noise << 7 >> MANTISSA) >> (23 - MANTISSA)).wrapping_sub(lifted_by)
 }
 
@@ -87,6 +89,7 @@ fn half_of(value: f32, found: u32) -> u16 {
     const GREATEST: u32 = 0x7BFF;
     let magnitude = value.abs();
     let half = if magnitude == f32::INFINITY { 0x7C00 } else { found.min(GREATEST) };
+    // Last: a NaN is equal to nothing, so the line above made it a number.
     let half = if magnitude.is_nan() { 0x7E00 } else { half };
     (value.to_bits() >> 16 & 0x8000 | half) as u16
 }

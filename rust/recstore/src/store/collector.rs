@@ -187,12 +187,15 @@ impl<K: Clone + PartialEq> GradientCollector<K> {
         collectors: &[&Self],
         take: impl FnOnce(Vec<CollectedStep<'_, K>>) -> std::result::Result<R, PartialStep<K, E>>,
     ) -> std::result::Result<R, E> {
+        // Taken out for the step, so that the locks are free and other threads may collect meanwhile.
         let taken: Vec<_> =
             collectors.iter().map(|collector| collector.with_chunks(std::mem::take)).collect();
         let unchanged = check_unchanged(taken.iter().flatten())
             .map_err(|error| PartialStep { error: E::from(error), stepped: Vec::new() });
         unchanged.and_then(|()| take(steps(&taken))).map_err(|PartialStep { error, stepped }| {
             for (collector, mut chunks) in collectors.iter().zip(taken) {
+                // A step that was cut short has stepped some tables: put back, their gradients would count
+                // twice.
                 chunks.retain(|chunk| !stepped.contains(&chunk.table));
                 collector.put_back(chunks);
             }
@@ -203,6 +206,7 @@ impl<K: Clone + PartialEq> GradientCollector<K> {
     /// Puts chunks back before those that came since they were taken.
     fn put_back(&self, chunks: Vec<CollectedGradients<K>>) {
         self.with_chunks(|kept| {
+            // Before what came meanwhile: sums take the passes in their order.
             let newer = std::mem::replace(kept, chunks);
             kept.extend(newer);
         });

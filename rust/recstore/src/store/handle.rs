@@ -76,6 +76,7 @@ impl<S: EmbeddingStore + ?Sized> TableHandle<S> {
     /// As [`EmbeddingTable::write`].
     pub fn write(&self, ids: ArrayView1<'_, i64>, rows: ArrayView2<'_, f32>) -> Result<()> {
         self.check_shape("emb_write", "rows", ids.len(), rows)?;
+        // Copies only rows that do not lie one behind the other.
         let rows = rows.as_standard_layout();
         self.table.write(&contiguous(ids), rows.as_slice().unwrap_or_default())
     }

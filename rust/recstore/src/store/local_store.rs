@@ -101,6 +101,7 @@ impl LocalStore {
     /// As [`LocalStore::lock_saves`], for tables that this process may save: a child of theirs takes no directory's lock,
     /// which would turn its parent's save away.
     fn lock_to_save(&self, directory: &Path) -> Result<MutexGuard<'_, Saves>> {
+        // Before the directory's lock, which a forked child must not take for tables of its parent.
         {
             let _gate = fork::enter();
             self.shared().all().iter().try_for_each(|table| table.check_own("save"))?;
@@ -200,6 +201,7 @@ impl EmbeddingStore for LocalStore {
         let request =
             |(update, table): (&TableUpdate<'a>, _)| StepRequest::new(table, &update.chunks, update.step);
         let requests = updates.iter().zip(tables).map(request).collect::<Result<Vec<_>>>()?;
+        // All tables are checked before the first takes its step: a refused call changes nothing.
         let checked = table::check(self.engine(), &requests)?;
         let mut left = 0;
         for steps in one_a_table(updates, checked) {
@@ -216,12 +218,14 @@ impl EmbeddingStore for LocalStore {
 
     fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport> {
         let mut saves = self.lock_saves(directory)?;
+        // The gate is entered for the swap alone: a fork waits for those within, and files take long to read.
         let configured = |name: &str, saved: &TableConfig| self.shared().config_for(name, saved);
         let (rules, budget) = (&self.rules, &self.budget);
         let store = LoadingStore { engine: self.engine(), rules, budget, configured: &configured };
         let loaded = checkpoint::load(directory, options, store)?;
         let _gate = fork::enter();
         self.exclusive().replace(loaded.tables, options.numbers)?;
+        // Only now: a delta may follow the snapshot once the tables are those that it has.
         saves.note(loaded.save);
         Ok(loaded.report)
     }
@@ -240,6 +244,7 @@ impl InProcessStore for LocalStore {
         let _gate = fork::enter();
         let table = self.shared().get("copy_table", table)?;
         self.shared().check_free(name)?;
+        // Without the lock of the tables, so others go on; `add` looks again whether the name is free.
         let copy = table.copy(name, self.engine(), &self.rules, &self.budget)?;
         let (id, copy) = self.exclusive().add(copy)?;
         Ok(self.opened(id, &copy))

@@ -52,6 +52,7 @@ impl EmbeddingTable for LocalTable {
     }
 
     fn describe(&self) -> Result<TableDescription> {
+        // Here and below: a fork waits for the call, so that no lock of a table is held in the child.
         let _gate = fork::enter();
         Ok(self.table("describe")?.description())
     }

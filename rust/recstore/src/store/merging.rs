@@ -96,6 +96,8 @@ impl<K: Clone + PartialEq> GradientCollector<K> {
     /// Merges all that there is of a table, if it is of several passes and a step would take it.
     fn merge_table(&self, executor: &dyn Executor, table: &K, config: &TableConfig) {
         let replaced = self.with_chunks(|chunks| {
+            // All of it under the collector's lock: a pass that comes meanwhile goes behind the merged ones,
+            // in its order.
             let of_table: Vec<_> = chunks.iter().filter(|chunk| chunk.table == *table).collect();
             if of_table.len() < 2 || of_table.iter().any(|chunk| chunk.will_be_refused) {
                 return Vec::new();
@@ -112,6 +114,7 @@ impl<K: Clone + PartialEq> GradientCollector<K> {
                     std::iter::once(first).chain(chunks.extract_if(.., is_replaced)).collect()
                 }
                 (_, first) => {
+                    // Noted, so that later passes do not try again what the step is to refuse.
                     first.into_iter().for_each(|first| first.will_be_refused = true);
                     Vec::new()
                 }
@@ -129,6 +132,7 @@ fn merged<K: Clone>(
     config: &TableConfig,
 ) -> Option<CollectedGradients<K>> {
     let first = collected.first()?;
+    // A merge lets the tensors go, and their counts of changes with them: the step could not refuse any more.
     if collected.iter().any(|chunk| chunk.were_changed()) {
         return None;
     }

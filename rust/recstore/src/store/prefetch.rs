@@ -120,6 +120,8 @@ impl<K: Clone + PartialEq + Send + Sync + 'static> Prefetches<K> {
             state.dropped += 1;
         }
         let id = state.next_id();
+        // Under the lock, and before the read is sent: a change from here on is noted, as the read may miss
+        // it.
         let issued_at = state.first_change + state.changes.len() as u64;
         state.pending.insert(id, Pending { requests, rows, issued_at });
         self.forget_old_changes(&mut state);
@@ -150,6 +152,8 @@ impl<K: Clone + PartialEq + Send + Sync + 'static> Prefetches<K> {
                     rows.deliver(read_all(&requests));
                 }
             };
+            // A machine that gives no further thread is no error: without any receiver `send` reads by
+            // itself.
             if thread::Builder::new().name(name).spawn(work).is_err() {
                 break;
             }
@@ -175,11 +179,14 @@ impl<K: Clone + PartialEq + Send + Sync + 'static> Prefetches<K> {
     /// [`EmbeddingTable::read`].
     pub fn wait(&self, id: PrefetchId) -> Result<Vec<Vec<f32>>> {
         let pending = self.begin_waiting(id)?;
+        // The threads that deliver the rows are the parent's: the child would wait for ever.
         if fork::is_child() {
             self.finish_waiting(id);
             return read_all(&pending.requests);
         }
         let rows = pending.rows.take();
+        // Only when the rows have arrived: changes until then are noted for this prefetch, and are read again
+        // below.
         let changes = self.finish_waiting(id);
         let mut rows = rows?;
         read_changed(&pending.requests, &changes, &mut rows)?;
@@ -235,6 +242,8 @@ impl<K: Clone + PartialEq + Send + Sync + 'static> Prefetches<K> {
 
     /// Forgets what changed before the oldest prefetch was issued that is not consumed.
     fn forget_old_changes(&self, state: &mut State<K>) {
+        // The counterpart of the fence in `note`: a change either sees this prefetch, or was made before its
+        // read.
         self.open.store(state.num_open(), Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let end = state.first_change + state.changes.len() as u64;
@@ -267,6 +276,7 @@ impl<K> State<K> {
     /// Returns a number above all before, so that the oldest comes first. It ends in drawn bits: a number that came from
     /// another process is none of a prefetch here.
     fn next_id(&mut self) -> PrefetchId {
+        // Beside the sign 40 bits are left to count, more than any process issues.
         const DRAWN_BITS: u32 = 23;
         self.last += 1;
         PrefetchId(self.last << DRAWN_BITS | (drawn_number() >> (u64::BITS - DRAWN_BITS)) as i64)

@@ -31,6 +31,7 @@ impl SaveLock {
                 return saves;
             }
         }
+        // Outside the gate: a save lasts long, and a fork need not wait for it.
         Some(self.saves.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

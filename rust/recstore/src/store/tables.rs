@@ -30,6 +30,7 @@ impl Tables {
         if let Some(id) = self.by_name.get(name) {
             return self.check_same(*id, config).map(|table| (*id, Arc::clone(table)));
         }
+        // Before the name is given away: a table that cannot be made leaves no name behind.
         let table = Arc::new(Table::new(name, config, rules, budget)?);
         let id = self.add_name(name);
         self.by_id.insert(id, Arc::clone(&table));
@@ -83,6 +84,7 @@ impl Tables {
         match self.by_name.get(name) {
             None => Ok(saved.clone()),
             Some(id) => {
+                // Taken from the table that is there, so that they cannot make the two unlike.
                 let (memory_limit, disk) = self.memory_of(*id);
                 let saved = TableConfig { memory_limit, disk, ..saved.clone() };
                 self.check_same(*id, &saved).map(|table| table.config().clone())
@@ -103,6 +105,7 @@ impl Tables {
         tables: Vec<Table>,
         numbers: Option<&BTreeMap<String, TableId>>,
     ) -> Result<()> {
+        // All are checked before the first is replaced.
         for table in &tables {
             self.config_for(table.name(), table.config())?;
             if let Some((_, existing)) = self.find(table.name()) {
@@ -133,6 +136,7 @@ impl Tables {
     fn add_name_as(&mut self, name: &str, asked_for: Option<TableId>) -> TableId {
         let is_free = |number: &TableId| number.0 > 0 && !self.by_id.contains_key(number);
         let number = asked_for.filter(is_free).unwrap_or(TableId(self.last + 1));
+        // Numbers that were asked for count too: none is given twice.
         self.last = self.last.max(number.0);
         self.by_name.insert(name.to_owned(), number);
         number

@@ -69,6 +69,7 @@ impl Admission {
                 ids.iter().map(|id| count(id) >= *threshold).collect()
             }
             Self::Sketch { threshold, sketch } => {
+                // Ids share counters: each is asked as if those before it had been counted.
                 sketch.counts_in_turn(ids).iter().map(|count| count >= threshold).collect()
             }
             Self::Probability(probability) => ids.iter().map(|id| unit(noise(*id)) < *probability).collect(),

@@ -29,11 +29,13 @@ pub(crate) fn pool(
     let bags = input.bags_a_table(tables.len());
     let stride: usize = tables.iter().map(|table| table.config.dim).sum();
     check_outputs(tables, &input, bags * stride, [pooled.len(), max_positions.len(), places.len()])?;
+    // Kept places announce a step, which needs its rows in memory; other reads bring nothing in.
     if !places.is_empty() {
         for (number, table) in tables.iter().enumerate() {
             table.bring_in(engine, input.ids_of(number * bags..(number + 1) * bags), false);
         }
     }
+    // All tables before the first read: the bags belong to one moment.
     let locks = Locks::shared(tables);
     locks.check_whole()?;
     let failure = OnceLock::new();
@@ -49,6 +51,7 @@ pub(crate) fn pool(
     });
     let call = Call { engine, tables, locks: &locks, input, stride, failure: &failure };
     for_each_mut(engine.executor, pieces, |piece| pool_piece(&call, piece));
+    // Still under the locks: the tag has the table's epoch, which a deletion changes.
     seal_places(engine, tables, &locks, &input, places);
     failure.into_inner().map_or(Ok(()), Err)
 }
@@ -199,6 +202,8 @@ impl TakeRows for PoolRows<'_> {
         let (position, RowSource { dim, row_type, .. }) = (self.first_position + first, self.source);
         let widened: Vec<&[f32]>;
         let (rows, upcoming) = if row_type.is_float32() {
+            // A group at a time, since a bag does more with each row: asked for one with each, rows took 31
+            // against 27 ns (20 ids a bag, dim 64).
             prefetch_group(words, upcoming);
             (words, upcoming)
         } else {

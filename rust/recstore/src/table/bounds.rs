@@ -93,6 +93,7 @@ impl<'a> Regions<'a> {
                 1.0f32,
                 |most, weight| if weight.is_nan() { f32::INFINITY } else { most.max(weight.abs()) },
             );
+        // In double precision, where the product of three finite numbers of this size stays finite.
         greatest * f64::from(weight) * gradients.len().max(1) as f64
     }
 }

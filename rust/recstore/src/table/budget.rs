@@ -37,6 +37,7 @@ impl MemoryBudget {
     fn take(&self, bytes: u64) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let more = |in_use: u64| in_use.checked_add(bytes).filter(|&sum| sum <= limit);
+        // Compared and taken in one: tables that ask at the same time must not pass the limit together.
         self.in_use.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 }
@@ -69,6 +70,7 @@ impl Account {
 
     /// Charges what is in use, whether it fits or not.
     pub(crate) fn settle(&mut self, bytes: u64) {
+        // Wrapping, so that one addition serves more bytes and fewer.
         self.budget.in_use.fetch_add(bytes.wrapping_sub(self.charged), Ordering::Relaxed);
         self.charged = bytes;
     }

@@ -89,7 +89,9 @@ impl Snapshot {
     /// Keeps a copy of a row that is about to change, if the snapshot has none yet.
     #[inline(always)]
     fn keep(&self, index: RowIndex, key: impl FnOnce() -> RowKey, record: &[f32]) {
+        // Whoever takes the bit copies the row: a save and the threads of a step come to it at once.
         if self.pending.take(index.0 as usize) {
+            // Several piles, since a step's threads come here together.
             let pile = &self.kept[index.0 as usize % PILES];
             pile.lock().unwrap_or_else(PoisonError::into_inner).push(key(), record);
         }
@@ -107,6 +109,7 @@ impl Snapshot {
     ) -> Result<Option<usize>> {
         let mut next = None;
         for index in self.pending.ones_from(start).take(limit) {
+            // Also behind a row that a step took meanwhile: it lies among the kept ones.
             next = Some(index + 1);
             if self.pending.take(index) {
                 let key = row(RowIndex(index as u32), &mut copied.records)?;
@@ -142,6 +145,7 @@ impl Since {
     }
 
     fn note_deleted(&mut self, index: RowIndex, id: i64) {
+        // A row that is gone is no changed one: a delta has it among the deleted ids alone.
         self.rows.take(index.0 as usize);
         self.deleted.insert(id);
     }
@@ -160,6 +164,7 @@ impl Since {
     /// Adds what changed after it. Of the indices only the `used` ones count: rows may have been deleted since.
     fn joined(mut self, after: Self, used: &Bits) -> Self {
         self.rows.join(&after.rows);
+        // Indices that were freed since have a bit from before: those in use alone are rows.
         self.rows.keep_only(used);
         self.deleted.extend(after.deleted);
         self
@@ -250,7 +255,10 @@ impl Changes {
     /// Begins the snapshot of save `save`: of the rows changed since `base` if that was this table's last save, else of
     /// all `used` ones. From here on changes are counted as those since `save`.
     pub(super) fn cut(&mut self, used: &Bits, base: Option<SaveId>, save: SaveId) -> Cut {
+        // New notes begin at the cut, not at the end of the save: what changes while it writes is the next
+        // delta's.
         self.before = self.since.replace(Since::new(save, self.len));
+        // Notes count from one save: over another base they would miss rows, so all are written.
         let before = self.before.as_ref().filter(|since| Some(since.mark) == base);
         let (pending, deleted, is_delta) = match before {
             Some(Since { rows, deleted, .. }) => (rows.clone(), deleted.iter().copied().collect(), true),
@@ -268,6 +276,7 @@ impl Changes {
         self.snapshot = None;
         let before = self.before.take();
         if !was_saved {
+            // Without notes from before there is no base, and the next save writes all rows.
             self.since = before.zip(self.since.take()).map(|(before, since)| before.joined(since, used));
         }
     }
@@ -303,6 +312,7 @@ impl Changes {
     pub(super) fn take_published(&mut self, used: &Bits, was_told: bool) -> (Vec<usize>, Vec<i64>) {
         let Some(Published { next, last }) = self.published.take() else { return Default::default() };
         let publication = next.mark;
+        // An answer that may be lost is given again, with what changed since.
         let last = if was_told { next } else { last.joined(next, used) };
         let changed = (last.rows.ones_from(0).collect(), last.deleted.iter().copied().collect());
         self.published = Some(Published { next: Since::new(publication, self.len), last });
@@ -324,6 +334,7 @@ impl Changes {
     /// Returns the bytes in use with room for the indices below `len`, whether there is something to count from or not: a
     /// save makes it so. Room that there was stays, though all rows went.
     pub(super) fn bytes_for(&self, len: usize) -> usize {
+        // The notes since its last answer, and those of that answer.
         let for_publication = self.published.as_ref().map_or(0, |_| 2);
         len.max(self.len).div_ceil(64) * 8 * (1 + for_publication)
             + self.kept().map(Since::deleted_bytes).sum::<usize>()

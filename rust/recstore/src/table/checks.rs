@@ -9,6 +9,7 @@ use crate::{Error, Result, fork};
 
 impl Table {
     pub(super) fn check_learning_rate(&self, lr: f64) -> Result<()> {
+        // As the rules use it: a rate below 1e-45 is zero in single precision.
         let is_ftrl_zero = lr as f32 == 0.0 && self.config.optimizer.needs_positive_learning_rate();
         if !(lr as f32).is_finite() || lr < 0.0 || is_ftrl_zero {
             return Err(Error::InvalidLearningRate { table: self.name.clone(), value: lr });
@@ -72,6 +73,7 @@ impl Table {
         ids: &[i64],
         values: &[f32],
     ) -> Result<Vec<usize>> {
+        // Almost all values are finite: one pass that keeps no positions answers for them.
         if self.config.nan_policy == NanPolicy::Allow || values.iter().all(|value| value.is_finite()) {
             return Ok(Vec::new());
         }

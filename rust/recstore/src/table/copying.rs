@@ -48,6 +48,7 @@ impl Table {
             (self.progress(&rows), rows.sweep.clone())
         };
         copy.take_progress(&progress)?;
+        // Outside the lock, which the sweep takes by itself.
         if let Some(sweep) = sweep {
             let chosen = sweep.finish_beside_training(self);
             copy.set_leaving(sweep.steps, chosen);

@@ -26,6 +26,7 @@ impl Rows {
         let leaving = (self.ids.len() / SHARE).clamp(count, available);
         // Each is noted for the next delta.
         if self.changes.bytes_to_delete(leaving) as u64 > self.room() {
+            // Without room for the notes there are none, and the next save writes all rows.
             self.changes.forget();
         }
         let leaving = self.least(config, leaving, &spared);

@@ -107,6 +107,7 @@ impl Fetched {
         if self.cold.is_empty() {
             return;
         }
+        // By slot: neighbours in the file share a call, and an id that comes twice is read once.
         self.cold.sort_unstable();
         self.record_of.resize(indices.len(), 0);
         for (number, same) in self.cold.chunk_by(|(one, _), (next, _)| one == next).enumerate() {
@@ -119,6 +120,7 @@ impl Fetched {
         for ((slot, _), record) in self.cold.iter().zip(self.records.chunks_exact_mut(storage.stride())) {
             reads.push(*slot, record);
         }
+        // A kernel returns nothing: the first error waits for the caller, who gives it in place of the rows.
         if let Err(error) = cold.tier.read_all(reads) {
             _ = cold.failure.set(error);
         }
@@ -156,12 +158,17 @@ impl<'a> RowSource<'a> {
         let mut indices = vec![NO_INDEX; ids.len().min(run_len)];
         let (mut fetched, mut initial) = (Fetched::default(), InitialRows::default());
         let mut current = Vec::new();
+        // A run is found first and used then. One rolling pass of both took 130 against 70 ns: asking and
+        // storing share the processor's look-ahead, and each trip delays everything behind it.
         for (number, ids) in ids.chunks(run_len).enumerate() {
             let indices = &mut indices[..ids.len()];
             FindRows { ids: self.ids, of: ids, indices }.run(lanes);
             if let Some(cold) = self.cold {
                 fetched.fetch(cold, self.storage, indices);
             }
+            // All rows of the run are located before any is used: with a load between the stores of rows,
+            // even that of the next row's place, a lookup took 38 against 32 ns (1 M rows) and 54 against 41
+            // (4 M).
             let words = indices.iter().enumerate().map(|(place, index)| match *index {
                 NO_INDEX => Default::default(),
                 index => self.words(&fetched, place, RowIndex(index)),

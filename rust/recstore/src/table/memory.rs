@@ -43,6 +43,8 @@ impl Table {
         new_rows: &NewRows<'_>,
     ) -> Result<Growth> {
         let at_most = new_rows.at_most;
+        // Each position as a new row is a bound that costs nothing. Distinct ids are counted only near the
+        // limit, so that a batch of known ids is never refused.
         if at_most == Growth::NONE || rows.tier.is_none() && rows.admit(at_most).is_ok() {
             return Ok(at_most);
         }

@@ -20,6 +20,7 @@ impl Rows {
     pub(super) fn let_leave(&mut self, table: &Table) -> usize {
         let due = self.sweep.as_ref().filter(|sweep| sweep.steps.leaves <= self.step);
         let Some(sweep) = due.cloned() else { return 0 };
+        // The step does what the thread has not: rows leave at the same step, whatever the timing.
         let chosen = sweep.finish(table, self);
         self.sweep = None;
         match self.evict(&sweep, chosen) {

@@ -58,12 +58,14 @@ pub(crate) fn take(
     let mut taken = Vec::with_capacity(tables.len());
     let mut is_read = Ok(());
     for (place, rows) in &mut locked {
+        // Also behind a table that failed: this answer never arrives, so the next call has all of it again.
         let mut changed = rows.take_changed(was_told);
         is_read = is_read.and(tables[*place].read_changed(rows, engine, &mut changed));
         rows.settle();
         taken.push((*place, changed));
     }
     is_read?;
+    // Locked in the order of locks, answered in that of the call.
     taken.sort_by_key(|(place, _)| *place);
     Ok(taken.into_iter().map(|(_, changed)| changed).collect())
 }

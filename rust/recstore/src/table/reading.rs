@@ -29,6 +29,7 @@ impl Table {
         self.check_width("emb_read", "rows", ids.len(), out.len())?;
         let expected = if places.is_empty() { 0 } else { ids.len() + TAG_WORDS };
         self.check_length("emb_read", "places", expected, places.len())?;
+        // It takes the exclusive lock, which cannot be had within the shared one below.
         if !places.is_empty() {
             self.bring_in(engine, ids, false);
         }
@@ -122,6 +123,7 @@ pub(crate) fn read_each<'a, 'r: 'a>(
         result: Result<()>,
     }
     let mut all: Vec<One<'_, '_>> = reads.map(|(table, read)| One { table, read, result: Ok(()) }).collect();
+    // Loops do not nest: small reads are the items of one loop, a large one is a loop of its own.
     let (large, small): (Vec<_>, Vec<_>) =
         all.iter_mut().partition(|one| parts_for(engine.executor, one.read.rows.len()) > 1);
     let read = |engine: Engine<'_>, one: &mut One<'_, '_>| {

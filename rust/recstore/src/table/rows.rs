@@ -73,6 +73,7 @@ impl Rows {
             return (index, false);
         }
         let index = self.allocator.allocate();
+        // Before anything is stored at the index: all that lies by index must reach so far.
         self.make_room();
         self.place_new(&[index]);
         self.ids.insert(id, index);
@@ -133,6 +134,7 @@ impl Rows {
     pub(super) fn delete(&mut self, ids: &[i64]) -> Result<usize> {
         self.check_whole()?;
         let before = self.ids.len();
+        // The only part that can fail comes before the first row goes.
         self.copy_before_delete(ids.iter().filter_map(|id| self.ids.find(*id)))?;
         for &id in ids {
             if let Some(index) = self.remove(id) {
@@ -144,6 +146,7 @@ impl Rows {
         _ = self.shrink_frames(&Serial, Growth::NONE);
         self.settle();
         self.deletes += deleted as u64;
+        // Freed indices are handed out again: places from before would lead to rows of other ids.
         if deleted > 0 {
             self.epoch = next_epoch();
         }
@@ -183,6 +186,7 @@ impl Rows {
 
     /// Keeps the memory of a step's indices for the next one, unless the table has a limit, which is for rows.
     pub(super) fn keep(&mut self, indices: Vec<u32>) {
+        // With a limit their memory is given back: it counts as the table's.
         if !self.is_limited() {
             self.indices = indices;
         }
@@ -191,6 +195,7 @@ impl Rows {
     /// Frees the row of `id` and returns the index that it had.
     pub(super) fn remove(&mut self, id: i64) -> Option<RowIndex> {
         let index = self.ids.remove(id)?;
+        // Before the index is free: a sweep under way decides by the usage that the row has now.
         if let (Some(sweep), Some(usages)) = (&self.sweep, &self.usages) {
             sweep.keep(index, id, usages.of(index));
         }

@@ -85,14 +85,18 @@ impl TableProgress {
 pub(crate) fn cut(tables: &[Arc<Table>], base: Option<SaveId>, save: SaveId) -> Result<Vec<TableCut>> {
     let _gate = fork::enter();
     tables.iter().try_for_each(|table| table.check_own("save"))?;
+    // All locks are held before the first cut, so the tables belong to one moment; in the order that every
+    // call on several tables uses, so that no two wait for each other.
     let mut order: Vec<&Arc<Table>> = tables.iter().collect();
     order.sort_by_key(|table| lock_order(table));
     let guards: Vec<_> = order.iter().map(|table| (table, table.exclusive())).collect();
+    // Before any table is cut: a refused save has taken no notes away.
     guards.iter().try_for_each(|(_, rows)| rows.check_whole())?;
     let cuts = guards.into_iter().map(|(table, mut rows)| {
         let rows = &mut *rows;
         TableCut {
             table: Arc::clone(table),
+            // Bits, no rows: 128 KiB for a million rows, so training stops for microseconds.
             cut: rows.changes.cut(rows.row_ids.used(), base, save),
             admission: rows.admission.as_ref().map(Admission::counts),
             shared: rows.shared.as_ref().map(|shared| shared.copied()),
@@ -101,6 +105,8 @@ pub(crate) fn cut(tables: &[Arc<Table>], base: Option<SaveId>, save: SaveId) -> 
         }
     });
     let mut cuts: Vec<_> = cuts.collect();
+    // The order of locks is that of opening, which may be another in each process; files have that of the
+    // names.
     cuts.sort_by(|a, b| a.table.name.cmp(&b.table.name));
     Ok(cuts)
 }
@@ -183,6 +189,7 @@ impl Table {
             for records in all {
                 let (words, state) = records[place * stride..][..stride].split_at(weight_words);
                 let (row, kept) = values.split_at_mut(self.config.dim);
+                // Widened first: codes have a scale a row and cannot be added as they lie.
                 with_row_type!(self.config.dtype, row_type => row_type.widen(words, row));
                 slots.widen(state, kept);
                 sum.iter_mut().zip(&values).for_each(|(sum, value)| *sum += f64::from(*value));
@@ -278,6 +285,7 @@ impl Table {
     /// [`Error::InvalidLearningRate`]; [`Error::StateMismatch`].
     pub(super) fn take_progress(&mut self, progress: &TableProgress) -> Result<()> {
         let given = progress.idle_kept;
+        // What can be refused comes first: from the counts on nothing fails.
         let kept = self.kept_of(given, given.filter(|kept| kept.is_possible()))?;
         self.set_learning_rate(progress.learning_rate, progress.learning_rate_was_set)?;
         *self.refusals.get_mut() = progress.refusals;

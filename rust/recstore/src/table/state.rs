@@ -20,7 +20,9 @@ const OPERATION: &str = "put_optimizer_states";
 pub(crate) fn put_states(tables: &[Arc<Table>], states: &[OptimizerState<'_>]) -> Result<()> {
     let mut order: Vec<_> = tables.iter().zip(states).collect();
     order.iter().try_for_each(|(table, state)| table.check_state(state))?;
+    // One order for all who lock several tables: two such calls never wait for each other.
     order.sort_by_key(|(table, _)| lock_order(table));
+    // Before the locks: for a table that is given twice the call would wait for itself.
     if let Some(pair) = order.windows(2).find(|pair| Arc::ptr_eq(pair[0].0, pair[1].0)) {
         return Err(pair[0].0.state_mismatch("it is given two states".to_owned()));
     }

@@ -87,6 +87,7 @@ impl Sweep {
     /// Must be called before the usage of a row changes, or the row goes.
     #[inline(always)]
     pub(super) fn keep(&self, index: RowIndex, id: i64, usage: Usage) {
+        // Relaxed: the position moves only under the table's lock, which orders it.
         if self.is_of_then(usage) && index.0 as usize >= self.position.load(Ordering::Relaxed) {
             let pile = &self.kept[index.0 as usize % PILES];
             pile.lock().unwrap_or_else(PoisonError::into_inner).push((id, usage));

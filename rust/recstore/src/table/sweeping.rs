@@ -42,7 +42,10 @@ impl Sweep {
             self.position.store(end, Ordering::Relaxed);
             return false;
         }
+        // From here on `keep` copies nothing more.
         self.position.store(usize::MAX, Ordering::Relaxed);
+        // Rows that changed before the sweep came to them, in any order: the ranks are total, so the choice
+        // is the same.
         for pile in &self.kept {
             let kept = std::mem::take(&mut *pile.lock().unwrap_or_else(PoisonError::into_inner));
             kept.into_iter().for_each(|(id, usage)| self.see(progress, id, usage));
@@ -74,9 +77,11 @@ impl Sweep {
 /// Goes through a table on a thread of its own, as long as the sweep is that of its rows. If no thread can be had, the step at which
 /// rows leave does it.
 pub(super) fn run_aside(table: &Arc<Table>, sweep: &Arc<Sweep>) {
+    // A weak one: a table that is dropped ends the thread.
     let (table, sweep): (Weak<Table>, _) = (Arc::downgrade(table), Arc::clone(sweep));
     let work = move || {
         while let Some(table) = table.upgrade() {
+            // Gate and lock are taken anew for each chunk, so that steps and forks come in between.
             let _gate = fork::enter();
             let rows = table.shared();
             let is_current = rows.sweep.as_ref().is_some_and(|current| Arc::ptr_eq(current, &sweep));

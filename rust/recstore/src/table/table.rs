@@ -59,6 +59,7 @@ impl Table {
         let storage = new_storage(config, optimizer.slots().to_vec());
         let initializer = Initializer::new(name, config);
         let shared = new_shared_rows(config, initializer.seed(), optimizer.slots());
+        // Before there is a slot file: a table that costs too much leaves nothing behind.
         check_cost(name, config, shared.as_deref(), budget)?;
         let tier = new_tier(name, config, &storage)?;
         Ok(Self {

@@ -38,12 +38,15 @@ impl TableRule {
             }
             Some(NamedRule::Elsewhere(rule)) => {
                 let mut slots = checked_slots(name, config, &*rule)?;
+                // The names from elsewhere are of all that is kept: the averages, which come last, are added
+                // again below.
                 slots.truncate(slots.len().saturating_sub(averages.len()));
                 (Some(rule), slots)
             }
         };
         let rule_slots = slots.iter().cloned().map(|slot| slot.kept_as(config.state_dtype));
         let rule_slots: Arc<[Slot]> = rule_slots.collect();
+        // The rule's own come first in a record, where `PreparedRule` splits it.
         let mut slots = rule_slots.to_vec();
         slots.extend(averages);
         slots.extend(idle_slot(&config.optimizer));
@@ -76,6 +79,7 @@ impl TableRule {
         let decay = self.config.idle_decay().unwrap_or_default();
         let kept_before = kept.after_steps(lr, decay, steps.saturating_sub(1));
         let kept_after = kept_before.after_steps(lr, decay, 1);
+        // Without a step under way, `step` is the last one that was taken and counts too.
         let before = self.idle(kept_before, step.saturating_sub(steps.min(1)))?;
         Some(IdleSteps { before, after: self.idle(kept_after, step)?, kept_after })
     }
@@ -112,6 +116,7 @@ fn refuse_names_of(averages: &[Slot], slots: &[Slot], table: &str) -> Result<()>
 /// [`Error::InvalidConfig`] for slots that cannot be kept; [`Error::RuleFailed`].
 fn checked_slots(table: &str, config: &TableConfig, rule: &dyn UpdateRule) -> Result<Vec<Slot>> {
     let OptimizerConfig::Rule { name, .. } = &config.optimizer else { return Ok(Vec::new()) };
+    // Code of the program: its panic refuses this table and nothing else.
     let slots = catch_unwind(AssertUnwindSafe(|| rule.slots(config.dim)));
     let slots = slots.map_err(|panic| Error::RuleFailed {
         table: table.to_owned(),

@@ -138,6 +138,7 @@ impl TableValidator {
         check(engine, &requests)?;
         // Threads share the tables where there are enough for all; else they share each.
         let floats = requests.iter().map(|request| request.gradients.len() * request.gradients.dim).sum();
+        // One table alone always has all threads.
         if requests.len() < parts_for(executor, floats).max(2) {
             return Ok(requests.iter().map(|one| one.gradients.distinct(executor, engine.simd)).collect());
         }

@@ -16,6 +16,7 @@ impl Rows {
     pub(super) fn make_ready(&mut self, executor: &dyn Executor, indices: &[u32], new: Growth) -> Result<()> {
         let Some(tier) = &self.tier else { return Ok(()) };
         tier.check()?;
+        // Before rows are pinned: a slab that goes back takes its rows along, pinned or not.
         self.shrink_frames(executor, new)?;
         let cold = self.pin(indices);
         if !cold.is_empty() || new.rows > 0 {
@@ -66,6 +67,7 @@ impl Rows {
         let records = self.storage.slab_records();
         let mut slabs = self.most_slabs(new).max(1).min(self.storage.num_slabs());
         let index = self.index_bytes_after(new);
+        // One slab stays whatever the store's limit says: without it no row could be brought in.
         while slabs > 1 && !self.account.raise((index + self.storage.bytes_for(slabs * records)) as u64) {
             slabs -= 1;
         }
@@ -91,6 +93,7 @@ impl Rows {
             let bytes = self.index_bytes_after(new)
                 + self.storage.bytes_for(slabs * records)
                 + BufferPool::bytes_for(0, records);
+            // The first slab was counted by `bytes_after`: without it no row could be brought in.
             if !self.account.raise(bytes as u64) && slabs > 1 {
                 return;
             }
@@ -134,6 +137,7 @@ impl Rows {
         let key = self.key(index);
         let place = self.tier.as_ref().map_or(Some(index), |tier| tier.place_to_change(index));
         if let Some(place) = place {
+            // No snapshot has a bit for a new row, and its record holds what another row left there.
             if !is_new {
                 self.changes.before_change(index, || key, self.storage.record(place));
             }

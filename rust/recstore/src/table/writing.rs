@@ -37,6 +37,7 @@ impl Table {
         let taken: Vec<usize> = (0..ids.len()).filter(is_taken).collect();
         let taken_ids: Vec<i64> = taken.iter().map(|&position| ids[position]).collect();
         let rows = &mut *self.exclusive();
+        // All that can be refused is refused here: from the next line on rows change.
         self.make_ready(OPERATION, rows, engine, &taken_ids, true)?;
         self.refusals.fetch_add(refused.len() as u64, Ordering::Relaxed);
         let rule = self.prepare_rule(rows, 0);
@@ -97,6 +98,7 @@ impl Table {
                 rows.make_ready(engine.executor, &indices, new)
             }
         };
+        // Rows were charged that do not come now.
         ready.inspect_err(|_| rows.settle())
     }
 
@@ -124,6 +126,7 @@ impl Table {
     /// Keeps `weights` in a record, rounded to the row type, and brings its state in agreement.
     pub(super) fn store(&self, rule: &PreparedRule, weights: &[f32], words: &mut [f32], state: &mut [f32]) {
         with_row_type!(self.config.dtype, row_type => row_type.round(weights, words));
+        // The rule sees weights as the row keeps them: state made from others would not stand for the row.
         let mut kept = weights.to_vec();
         with_row_type!(self.config.dtype, row_type => row_type.widen(words, &mut kept));
         rule.adopt_weights(&kept, state);
@@ -198,6 +201,7 @@ impl Table {
     pub(crate) fn clear(&self) -> Result<()> {
         self.check_writable("hashtable_clear", 0)?;
         let rows = &mut *self.exclusive();
+        // Made before anything is forgotten: a slot file that cannot be made leaves the table as it was.
         let storage = new_storage(&self.config, self.optimizer.slots().to_vec());
         let tier = new_tier(&self.name, &self.config, &storage)?;
         let used = || rows.row_ids.used().ones_from(0).map(|index| RowIndex(index as u32));
@@ -218,6 +222,7 @@ impl Table {
         rows.storage = storage;
         rows.tier = tier;
         rows.broken = None;
+        // Places that lookups gave out are those of rows that are gone.
         rows.epoch = next_epoch();
         rows.settle();
         Ok(())

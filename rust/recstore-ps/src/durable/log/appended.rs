@@ -50,6 +50,8 @@ impl Appended {
     /// who waits for the disk need not wait for it.
     pub(super) fn sync(self: &Arc<Self>) -> io::Result<()> {
         self.file.sync_data()?;
+        // Written pages leave the memory: with fresh pages each time a virtual machine took 82 ms for 26 MB
+        // and a sync, and 10 ms if they were released.
         let start = self.let_go.load(Ordering::Relaxed);
         // The last page is written again with what comes next.
         let end = self.file.metadata()?.len() / PAGE_BYTES * PAGE_BYTES;
@@ -109,6 +111,7 @@ mod advice {
 
     /// A disk without room shows when it is written to.
     pub(super) fn reserve(file: &File, start: u64, bytes: u64) {
+        // KEEP_SIZE: room alone does not make the file longer.
         // SAFETY:
         // 1. The descriptor is open as long as `file` is borrowed.
         // 2. The call takes no pointers.

@@ -67,6 +67,8 @@ impl Durable {
             }
             state.somebody_syncs = true;
             drop(state);
+            // Before the sync: changes that are appended during it may not be on the disk. The lock is free
+            // meanwhile, so that they can be appended.
             let (file, last) = tail();
             let synced = file.sync();
             state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,6 +79,8 @@ impl Durable {
                     let message = format!(
                         "the log could not be brought to the disk ({error}): no more changes are taken"
                     );
+                    // For good: after a failed sync the content of the file is unknown, and a later success
+                    // would prove nothing.
                     state.failure = Some(message);
                 }
             }

@@ -101,6 +101,7 @@ impl Log {
                 last.set(number);
                 again(logged).map_err(|message| refused(path, format!("change {number}: {message}")))
             };
+            // Only the last file may be cut off: one is synced before the next is begun.
             let ending = if next.is_none() { Ending::CutOff } else { Ending::Refused };
             segment::read(directory, name, ending, |entry| match entry {
                 Entry::Change(logged) => make(standing.replace(logged)),
@@ -114,6 +115,7 @@ impl Log {
             make(standing)?;
         }
         let last = last.into_inner();
+        // A new file at each start: none is appended to that an earlier process wrote.
         let segment = Segment::create(directory, last + 1)?;
         let durable = Durable::new(last);
         Ok(Self { directory: directory.clone(), tail: Mutex::new(Tail { segment, last }), durable })
@@ -251,6 +253,7 @@ impl Log {
     /// # Errors
     /// [`LogError`]: the disk failed. Then no change is taken any more: nobody knows what the file holds.
     pub(crate) fn wait(&self, number: u64) -> Result<(), LogError> {
+        // File and number under one lock: a sync of this file covers all changes up to this number.
         let last = || {
             let tail = self.lock();
             (tail.segment.file(), tail.last)
@@ -278,6 +281,7 @@ impl Log {
     /// Removes files all of whose changes have numbers up to `last`.
     pub(crate) fn trim(&self, last: u64) -> Result<(), LogError> {
         let files = segments(&self.directory)?;
+        // The last file has no next one and always stays: it is appended to.
         for ((_, name), (next, _)) in files.iter().zip(files.iter().skip(1)) {
             if *next <= last + 1 {
                 self.directory.remove_file(name).map_err(inside(&self.directory))?;

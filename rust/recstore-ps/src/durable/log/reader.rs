@@ -103,6 +103,7 @@ impl LogFile {
 impl Reader {
     /// Returns a reader of the changes behind number `last`; none if the log in `directory` begins later.
     pub(super) fn behind(directory: &Directory, last: u64) -> Result<Option<Self>, LogError> {
+        // The newest file that does not begin too late has the change, if any has.
         let file = segments(directory)?.into_iter().rev().find(|(first, _)| *first <= last + 1);
         let reader =
             |file| Ok(Self { directory: directory.clone(), last, file: LogFile::new(directory, file)? });
@@ -128,6 +129,8 @@ impl Reader {
                     Some(frame),
                 ) if number > self.last => {
                     self.last = number;
+                    // A change that failed is in the log and taken back by the record behind it: it is not
+                    // sent.
                     if !self.file.takes_back(number).map_err(at(&path))? {
                         return Ok(Some(Sent { number, client, frame }));
                     }
@@ -139,6 +142,7 @@ impl Reader {
     }
 
     fn open_next(&mut self) -> Result<(), LogError> {
+        // Listed anew: the log has begun files, and removed some, since the last look.
         let next = segments(&self.directory)?.into_iter().find(|(first, _)| *first > self.file.first);
         match next.filter(|(first, _)| *first <= self.last + 1) {
             Some(next) => LogFile::new(&self.directory, next).map(|file| self.file = file),

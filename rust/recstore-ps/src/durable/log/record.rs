@@ -99,6 +99,8 @@ impl Record {
 /// What is wrong with it. A head that ends too soon is an `UnexpectedEof`, as is a frame below.
 pub(super) fn read_head(from: &mut impl Read) -> Result<Option<Record>, FrameError> {
     let mut head = [0; HEAD_BYTES];
+    // The first byte alone: a file that ends before it is whole, one that ends behind it has a head cut
+    // short.
     match from.read(&mut head[..1])? {
         0 => return Ok(None),
         _ => from.read_exact(&mut head[1..])?,

@@ -67,6 +67,7 @@ impl Segment {
                 self.bytes += HEAD_BYTES as u64 + record.following_bytes();
                 Ok(())
             }
+            // Cut off again: behind half a record no later one could be read.
             Err(error) => Err(match self.file.file().set_len(self.bytes) {
                 Ok(()) => refused(&self.path, error),
                 Err(cut) => refused(&self.path, format!("{error}; and what was written of it stays: {cut}")),
@@ -100,6 +101,7 @@ impl Segment {
         frame: &Frame<'_>,
         staged: Option<Staged>,
     ) -> Result<(), LogError> {
+        // A record refers to room in its own file: after a rotation the frame is written again.
         let Some(mut staged) = staged.filter(|staged| staged.is_whole() && staged.segment == self.first)
         else {
             let frame_bytes = frame.bytes() as u64;
@@ -140,6 +142,8 @@ impl Write for Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
+        // Incomplete, repeated, or a part of a larger step: no record refers to the room, and the disk gets
+        // it back.
         if !self.is_kept {
             self.room.file().free(self.start, self.bytes);
         }
@@ -206,6 +210,7 @@ pub(super) fn read(
     if header != HEADER {
         return Err(refused(path, "this is no log of this version"));
     }
+    // A handle of its own: frames in room are read without leaving the place between the records.
     let mut rooms = open()?;
     loop {
         let start = file.stream_position().map_err(at(path))?;

@@ -203,6 +203,8 @@ impl<S> Summed<S> {
 
 impl<S: Write> Write for Summed<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Block by block, while a block lies in the cache: this side's checksum then runs beside the other
+        // side's copy.
         let count = self.stream.write(&bytes[..bytes.len().min(BLOCK_BYTES)])?;
         self.note(&bytes[..count]);
         Ok(count)
@@ -314,6 +316,7 @@ fn read_beside<W: Write>(
     let mut bytes = [0; HEADER_BYTES];
     let mut summed = Summed::new(&mut *from, body);
     summed.read_exact(&mut bytes)?;
+    // The header has a checksum of its own, as its lengths decide what is read before the other one comes.
     let (header, count, len) = parse_header(&bytes, limit)?;
     let mut copied =
         Copied { from: summed, to: beside(&header, (HEADER_BYTES + len + TRAILER_BYTES) as u64) };
@@ -322,12 +325,14 @@ fn read_beside<W: Write>(
     let received = Received { header, count, words, len: HEADER_BYTES + len + TRAILER_BYTES };
     let Copied { from: summed, to } = copied;
     let expected = summed.trailer();
+    // The trailer goes beside the checksum, not into it.
     let mut rest = Copied { from, to };
     let mut trailer = [0; TRAILER_BYTES];
     rest.read_exact(&mut trailer)?;
     if trailer != expected.to_le_bytes() {
         return Err(unfitting_checksum());
     }
+    // Once here, so that no later look at the sections can fail.
     received.sections()?;
     Ok((received, rest.to))
 }
@@ -340,6 +345,8 @@ struct Copied<R, W> {
 
 impl<R, W: Write> Copied<R, W> {
     fn copy(&mut self, bytes: &[u8]) {
+        // A copy that fails is given up and the frame still comes: the log then writes it as a whole, or says
+        // why not.
         self.to.take_if(|to| to.write_all(bytes).is_err());
     }
 }
@@ -376,6 +383,7 @@ fn unfitting_checksum() -> FrameError {
 
 /// Returns the header, the number of sections and the bytes of the body.
 fn parse_header(bytes: &[u8; HEADER_BYTES], limit: u64) -> Result<(Header, u16, usize), FrameError> {
+    // Before the checksum, which another version may have elsewhere.
     if bytes[0] != VERSION {
         return Err(FrameError::Version(bytes[0]));
     }

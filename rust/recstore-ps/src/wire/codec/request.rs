@@ -108,6 +108,7 @@ impl<'a> Request<'a> {
     pub fn is_change(&self) -> bool {
         match self {
             Self::Write { .. } | Self::Update(_) | Self::Delete { .. } | Self::Round { .. } => true,
+            // Not those that come to the same when they are made twice, such as opening a table.
             Self::Manage(management) => matches!(
                 management,
                 Management::DropTable { .. }
@@ -153,6 +154,7 @@ impl<'a> Request<'a> {
         sequence: u64,
         send: impl FnOnce(&Frame<'_>) -> R,
     ) -> Result<R, FrameError> {
+        // Here, as the sections borrow from them beyond the arms below.
         let (flag, text, heads, tables, words);
         let (kind, table, sections) = match self {
             Self::Manage(management) => {
@@ -264,6 +266,7 @@ fn reads<'a>(sections: &[Section<'a>]) -> Result<Vec<TableIds<'a>>, FrameError> 
         [Section::I64(&[table]), Section::I64(ids)] => Ok(TableIds { table: TableId(table), ids }),
         _ => Err(unexpected("Read", sections)),
     };
+    // A section that is left over is a chunk of one, which is refused.
     sections.chunks(2).map(read).collect()
 }
 

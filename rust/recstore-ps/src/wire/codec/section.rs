@@ -73,6 +73,7 @@ impl<'a> Section<'a> {
 
     /// Returns the bytes it takes in a frame.
     pub(super) fn encoded_len(&self) -> usize {
+        // Whole words: all that follows is aligned, so that its reader takes it where it lies.
         HEADER_WORDS * WORD + self.bytes().len().next_multiple_of(WORD)
     }
 
@@ -99,6 +100,7 @@ impl<'a> Section<'a> {
             5 => 2,
             kind => return Err(malformed(format!("a section of the unknown kind {kind:#x}"))),
         };
+        // Compared with the bytes that are there before anything is made of it: peers may claim any number.
         let claimed = usize::try_from(header[1]).ok().and_then(|count| count.checked_mul(size));
         let bytes = claimed.filter(|bytes| bytes.div_ceil(WORD) <= behind.len()).ok_or_else(|| {
             malformed(format!("{} elements of {size} bytes in {} bytes", header[1], behind.len() * WORD))

@@ -25,6 +25,8 @@ pub(super) fn with_tag(tag: &str, value: &impl Serialize) -> Result<Box<RawValue
 /// # Errors
 /// There is no tag, or there are two; as the variant's own fields.
 pub(super) fn without_tag<T: DeserializeOwned>(tag: &str, text: &RawValue) -> Result<T> {
+    // Out of the text, not by serde: that keeps an object as a tree of values until it finds the tag, and 4
+    // MiB of a peer's JSON took 708 MiB.
     let text = text.get();
     let (name, [begin, end]) = tag_of(tag, text)?;
     let (before, behind) = (text[1..begin].trim_ascii(), text[end..].trim_ascii_start());

@@ -251,6 +251,7 @@ fn state(slot: &Slot, first_byte: usize) -> Vec<Column> {
 /// Returns the columns of codes, and of the scale before them.
 fn coded(name: &str, tensor_type: TensorType, width: usize, first_byte: usize) -> Vec<Column> {
     let scale = column(&format!("{name}.scale"), TensorType::F32, 1, first_byte);
+    // In a record the scale lies before its codes.
     vec![column(name, tensor_type, width, first_byte + scale.row_bytes), scale]
 }
 
@@ -298,6 +299,7 @@ impl Column {
             Origin::Ids => bytemuck::cast_slice_mut(&mut rows.ids).copy_from_slice(bytes),
             Origin::UsageStep => {
                 let usages = rows.usages.iter_mut().zip(values());
+                // The count comes with a column of its own, before or after: each keeps the other's half.
                 usages.for_each(|(usage, step)| *usage = Usage::new(step, usage.count()));
             }
             Origin::UsageCount => {

@@ -61,6 +61,7 @@ impl<'a> Reader<'a> {
         let too_large = || refused(&self.file.path, format!("it cannot hold {} rows", entry.rows));
         let needed = entry.rows.checked_mul(layout.row_bytes()).ok_or_else(too_large)?;
         let is_too_long = |length: usize| length as u64 > bytes / 4;
+        // Before memory is taken for them: the numbers come from the manifest, the length from the file.
         if needed as u64 > bytes
             || is_too_long(entry.deleted)
             || entry.state.values().any(|length| is_too_long(*length))
@@ -138,6 +139,7 @@ impl<'a> Reader<'a> {
             source.checksum.update(buffer);
             source.column.put(layout, buffer, rows);
         }
+        // The rows were put already, into a table that no call sees until all its checksums agree.
         if count == 0 {
             for source in &self.sources {
                 self.file.check(&source.column.name, source.checksum.clone().finalize())?;

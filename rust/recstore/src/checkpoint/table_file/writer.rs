@@ -51,6 +51,7 @@ impl Writer {
         let tensors = layout.tensors(rows, deleted.map(<[i64]>::len), &state.lengths());
         let metadata = Metadata::new(None, tensors.clone()).map_err(at(&path))?;
         let mut header = serde_json::to_vec(&metadata).map_err(at(&path))?;
+        // Tensors begin at a multiple of their widest elements.
         header.resize(header.len().next_multiple_of(8), b' ');
         let file = directory.create_new(&name).map_err(inside(directory))?;
         let data = 8 + header.len() as u64;
@@ -139,6 +140,7 @@ impl Writer {
         if streams.iter().any(|stream| stream.at != stream.end) {
             return Err(refused(&path, "fewer rows than the snapshot has"));
         }
+        // The flusher first: the system reports an error of its flush once, and not to the sync behind it.
         flusher.finish().and_then(|()| file.sync_all()).map_err(at(&path))?;
         for stream in streams {
             checksums.insert(stream.column.name, stream.checksum.finalize());

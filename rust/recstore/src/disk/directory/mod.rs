@@ -111,6 +111,7 @@ impl Directory {
     pub fn read(&self, name: impl AsRef<Path>, at_most: u64) -> io::Result<Vec<u8>> {
         let name = name.as_ref();
         let mut bytes = Vec::new();
+        // One byte more than allowed: the length of a file that still grows is known only by reading.
         let read = self.open_file(name)?.take(at_most.saturating_add(1)).read_to_end(&mut bytes);
         read.map_err(|error| FileError::at(&self.path.join(name), &error))?;
         if bytes.len() as u64 > at_most {
@@ -163,10 +164,13 @@ impl Directory {
         let (parent, name) = self.parent_of(name.as_ref())?;
         let beside = name::beside(name);
         parent.check_free_for_file(name)?;
+        // Removed and made anew, never opened and cut: a link of that name would lead the write elsewhere.
         if parent.check_free_for_file(&beside)? {
             parent.remove_file(&beside)?;
         }
         let mut file = parent.create_new(&beside)?;
+        // Synced before the rename: the name must not survive a crash without the bytes. The name itself
+        // survives only once the directory is synced too.
         let written = file.write_all(bytes).and_then(|()| file.sync_all());
         let replaced = written
             .map_err(|error| FileError::at(&parent.path.join(&beside), &error).into())
@@ -286,6 +290,7 @@ impl Directory {
         check_name(name, &self.path.display())?;
         let opened = opening::open_inside(self.as_fd(), name, flags);
         let opened = opened.map_err(|errno| self.failed(name, errno, expected))?;
+        // On the opened handle: between a look at the name and its opening something else may take the name.
         let found =
             rustix::fs::fstat(&opened).map_err(|errno| FileError::new(&self.path.join(name), errno))?;
         match FileKind::of(&found) {

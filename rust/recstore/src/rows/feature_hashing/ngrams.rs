@@ -105,6 +105,7 @@ impl Scratch {
         let places = self.tokens.len() - (n - 1);
         self.hashes.clear();
         self.hashes.extend(self.tokens[..places].iter().map(|&token| first_hash(token, salt)));
+        // Ages outside, places inside: the hashes of different places do not wait for each other.
         for age in 1..n {
             for (hash, &token) in self.hashes.iter_mut().zip(&self.tokens[age..]) {
                 *hash = next_hash(*hash, token);

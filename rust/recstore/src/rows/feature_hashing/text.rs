@@ -89,6 +89,8 @@ fn hash_within(characters: &[u8], start: usize, end: usize, salt: u64) -> u64 {
 #[inline(always)]
 fn word_within(characters: &[u8], at: usize, end: usize) -> u64 {
     match characters[at..].first_chunk::<WORD>() {
+        // At least one byte lies before `end`, so the shift stays below 64; it is 0 for a word that lies
+        // before it whole.
         Some(&bytes) => u64::from_le_bytes(bytes) & (u64::MAX >> (8 * WORD.saturating_sub(end - at))),
         None => filled_word(&characters[at..end]),
     }

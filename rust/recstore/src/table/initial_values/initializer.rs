@@ -68,6 +68,7 @@ impl Kernel for Draw<'_> {
             let (groups, rest) = row.as_chunks_mut::<WORDS>();
             let whole_groups = groups.len() as u32;
             for (group, columns) in (0..).zip(groups) {
+                // Counted by columns from the first, so that a value depends on seed, id and column alone.
                 *columns = random_words(*id, group, &initializer.keys).map(f32::from_bits);
             }
             if !rest.is_empty() {
@@ -77,6 +78,8 @@ impl Kernel for Draw<'_> {
                 }
             }
         }
+        // After the words of all rows, not row by row: dependent steps left the processor idle, 94 against 77
+        // ns (dim 64) and 67 against 30 (dim 8).
         initializer.distribution.apply(rows);
     }
 }
@@ -157,6 +160,7 @@ fn normal_block(block: &[f32; TOGETHER], mean: f32, std: f32) -> [f32; TOGETHER]
 
 /// Returns the probability that a standard normal number lies below `z`.
 fn normal_probability(z: f64) -> f64 {
+    // Not the C library's, whose last bits differ between machines.
     0.5 * libm::erfc(-z / std::f64::consts::SQRT_2)
 }
 

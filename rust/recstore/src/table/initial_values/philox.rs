@@ -68,6 +68,8 @@ pub(crate) fn normals<const N: usize>(words: &[u32; N]) -> [f32; N] {
     const CENTRE_ENDS: f32 = 5.0;
     let (mut x, mut one_less_square) = ([0.0; N], [0.0; N]);
     for j in 0..N {
+        // Half a step off the whole numbers, so x never is 1 in magnitude, where the logarithm is infinite. 1
+        // - x * x would lose the last bits near 1, the product of two exact factors does not.
         x[j] = ((words[j] as i32 >> 8) as f32 + 0.5) * (1.0 / 8_388_608.0);
         one_less_square[j] = (1.0 - x[j]) * (1.0 + x[j]);
     }
@@ -83,6 +85,8 @@ pub(crate) fn normals<const N: usize>(words: &[u32; N]) -> [f32; N] {
         normals[j] = SQRT_2 * (x[j] * normals[j]);
         beyond |= u32::from(w[j] >= CENTRE_ENDS);
     }
+    // One branch for all: the tails, one number in 300, are computed for the whole group then. Drawn one by
+    // one they took 122 against 113 ns a row, and 16 at a time 230, compiled to gathers.
     if beyond > 0 {
         let mut from_tail = [0.0; N];
         for j in 0..N {
@@ -103,6 +107,8 @@ fn polynomial_single<const N: usize>(coefficients: &[f32; 9], x: &[f32; N]) -> [
     let mut sums = [coefficients[0]; N];
     for coefficient in &coefficients[1..] {
         for j in 0..N {
+            // No `mul_add`: a fused product rounds once, and would give other bits on machines that have
+            // none.
             sums[j] = sums[j] * x[j] + coefficient;
         }
     }
@@ -128,6 +134,7 @@ fn ln_single<const N: usize>(x: &[f32; N]) -> [f32; N] {
     for j in 0..N {
         let square = f[j] * f[j];
         let y = logarithms[j] * f[j] * square + exponents[j] * LN_2_LOW - 0.5 * square;
+        // The high part of ln 2 has nine bits, so its product with an exponent is exact.
         logarithms[j] = f[j] + y + exponents[j] * LN_2_HIGH;
     }
     logarithms

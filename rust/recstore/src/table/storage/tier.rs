@@ -184,6 +184,7 @@ impl Tier {
     ) -> Result<()> {
         let began = Instant::now();
         let missing = (cold.len() + new).saturating_sub(self.residence.num_free());
+        // Only as many as are lacking: what stays may be wanted by the next step.
         let victims = self.residence.victims(missing);
         let exchanged =
             self.evict(executor, storage, victims).and_then(|()| self.fetch(executor, storage, cold));
@@ -202,6 +203,7 @@ impl Tier {
         let dirty: Vec<Resident> = victims.iter().filter(is_dirty).copied().collect();
         write_back(executor, &self.file, storage, &dirty).map_err(|error| self.refused(&error))?;
         self.spilled.fetch_add(dirty.len() as u64, Ordering::Relaxed);
+        // Only now: a frame that is free may be overwritten, and its row must be in the file by then.
         victims.iter().for_each(|victim| self.residence.release(victim.index));
         Ok(())
     }
@@ -211,6 +213,7 @@ impl Tier {
         let take = |&index: &u32| self.residence.take_free().map(|frame| Resident { index, frame });
         let moves: Vec<Resident> = cold.iter().map_while(take).collect();
         if let Err(error) = read_in(executor, &self.file, storage, &moves) {
+            // They never belonged to a row, whatever was read into them.
             moves.iter().for_each(|one| self.residence.give_back(one.frame));
             return Err(self.refused(&error));
         }

@@ -17,6 +17,7 @@ use crate::{Error, Result};
 /// than memory holds met an error of the disk, or a rule of the program's own panicked: then no call uses that table's rows
 /// any more, and the other tables have taken their steps.
 pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) -> Result<u64> {
+    // The order of every call on several tables: no two of them wait for each other.
     steps.sort_by_key(|step| lock_order(step.table));
     let merged: Vec<_> = steps.iter_mut().map(|step| step.merged.take()).collect();
     let merged: Vec<_> = merged
@@ -30,6 +31,7 @@ pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) -> Resu
         locked.map(|((step, merged), rows)| Locked::new(step, merged.as_ref(), rows)).collect();
     take_kept_places(engine, &mut locked);
     find_rows(engine, &mut locked);
+    // All tables before the first row changes: behind this only a disk or a rule of the program can fail.
     if let Err(error) = locked.iter_mut().try_for_each(|locked| locked.make_ready(engine)) {
         locked.into_iter().for_each(Locked::give_up);
         return Err(error);

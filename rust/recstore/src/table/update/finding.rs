@@ -90,11 +90,14 @@ impl Kernel for TakePlaces<'_> {
         for (block, ((ids, places), indices)) in blocks.enumerate() {
             sum = sum.wrapping_add(places::tag_sum(first + block * BLOCK, ids, places));
             for (index, &place) in indices.iter_mut().zip(places) {
+                // Whatever the tag proves to be, an index stays among the records.
                 *index = if place < limit { place } else { NO_INDEX };
                 misses |= place >= limit;
             }
         }
         exclude_padding(part, first, indices);
+        // The tag's sum wraps and takes its pieces in any order; the end of the loop orders it before it is
+        // read.
         seen.sum.fetch_add(sum, Ordering::Relaxed);
         seen.misses.fetch_or(misses, Ordering::Relaxed);
     }

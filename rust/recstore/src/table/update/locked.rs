@@ -100,6 +100,7 @@ impl<'a> Locked<'a> {
         let new = self.table.admit(OPERATION, self.rows, &new)?;
         self.rows.make_ready(engine.executor, &self.indices, new)?;
         if let Some(tier) = &mut self.rows.tier {
+            // The step for which these were expected has come.
             tier.residence.meet_pinned();
         }
         Ok(())
@@ -115,6 +116,8 @@ impl<'a> Locked<'a> {
         let positions: Vec<usize> =
             (0..self.indices.len()).filter(|&position| missing(&self.indices[position])).collect();
         let mut ids: Vec<i64> = positions.iter().map(|&position| self.gradients.id(position)).collect();
+        // Ascending, so that indices, and counts in a sketch that ids share, do not depend on the order of
+        // the batch.
         ids.sort_unstable();
         ids.dedup();
         self.leave_out_rejected(&mut ids);
@@ -161,6 +164,7 @@ impl<'a> Locked<'a> {
         self.rows.begin_sweep(self.table, self.step_before);
         self.rows.keep(self.indices);
         self.rows.settle();
+        // Errors come last: a step that was cut short counts all the same, and its memory is settled.
         self.table.check_rule(self.rows, &self.rule)?;
         self.rows.tier.as_ref().map_or(Ok(()), |tier| tier.cut_short())?;
         Ok(left as u64)

@@ -96,6 +96,7 @@ impl SteppedRows<'_> {
     pub(super) fn use_row(&self, index: RowIndex) {
         if let Some((usages, sweep)) = self.usages {
             let usage = usages.of(index);
+            // Before the new usage: a sweep that has not reached the row judges it as it was when it began.
             if let Some(sweep) = sweep {
                 sweep.keep(index, self.row_ids.of(index), usage);
             }

@@ -67,6 +67,8 @@ impl Kernel for WidenRecords<'_> {
     fn run(self, _: impl Lanes) {
         let Self { rows, records, upcoming, widened: Widened { values, stride, .. } } = self;
         let dim = rows.gradients.dim;
+        // The type is looked up once for some dozens of rows: row by row, steps of 16-bit and 8-bit rows took
+        // up to a quarter longer.
         with_row_type!(rows.row_type.dtype, row_type => {
             for (place, (record, values)) in records.iter().zip(values.chunks_exact_mut(*stride)).enumerate() {
                 if let Some(row) = upcoming.get(place) {

@@ -23,6 +23,8 @@ impl Buckets {
 
     #[inline(always)]
     pub(super) fn of_hash(self, hash: u64) -> usize {
+        // Both are computed also for a map that does not grow: one number of lines for those was no faster
+        // (25.5 against 25.7 ns).
         let old = scale(hash, self.old_count);
         let new = scale(hash, self.count);
         if old >= self.moved_from { new } else { old }

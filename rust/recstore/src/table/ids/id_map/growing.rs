@@ -34,6 +34,7 @@ impl IdMap {
     /// Grows at once, twice if the map is growing already: more ids than can be expected met at its end.
     #[cold]
     pub(super) fn make_room(&mut self) {
+        // A growth under way ends first: buckets know of one old number of lines.
         self.move_lines(usize::MAX);
         self.begin_to_grow();
         self.move_lines(usize::MAX);
@@ -43,6 +44,8 @@ impl IdMap {
     #[cold]
     pub(super) fn begin_to_grow(&mut self) {
         let old_count = self.buckets.count;
+        // By half. A map that doubles moves each id once and not twice (30 against 38 ns at 10 M ids), but
+        // takes 28.5 bytes a key instead of 25.4; with more ids a line before it grows the gain is gone.
         let count = (old_count + old_count / 2).max(FIRST_LINES);
         self.lines.grow(count + SPARE_LINES);
         self.buckets = Buckets { count, old_count, moved_from: old_count, ..self.buckets };
@@ -53,15 +56,20 @@ impl IdMap {
         let end = self.buckets.moved_from;
         let start = end.saturating_sub(count);
         let mut moving = std::mem::take(&mut self.moving);
+        // Ids of these buckets that lie behind `end` go first: they are found by the counts of the lines
+        // before them, which `move_line` clears.
         self.take_behind(start, end, &mut moving);
         let own = self.first_line_of_its_own(start, end);
+        // From the last line: a line's ids go further behind, to lines that were moved before.
         for line in (own..end).rev() {
             self.prefetch_move(line.saturating_sub(LINES_AHEAD));
             self.move_line(line, &mut moving);
         }
+        // Their new lines may be among these, so all ids are taken out before the first is put back.
         for line in start..own {
             self.take_from(line, start, &mut moving);
         }
+        // Before the ids are put: `put_hashed` asks `moved_from` which of two buckets counts.
         self.buckets.moved_from = start;
         for (hash, id, index) in moving.drain(..) {
             self.put_hashed(hash, id, index);
@@ -114,6 +122,7 @@ impl IdMap {
             used &= used - 1;
             let hash = self.buckets.hash(ids[place]);
             let bucket = scale(hash, self.buckets.old_count);
+            // Its own bucket is not moved yet, so a search still comes here from there.
             if bucket < start {
                 continue;
             }

@@ -46,6 +46,8 @@ impl Line {
     }
 
     pub(super) fn unpass(&mut self) {
+        // A full count stays: how many passed is not known any more, and one too many only lengthens a
+        // search.
         if self.passed < u16::MAX {
             self.passed -= 1;
         }

@@ -144,6 +144,8 @@ impl IdMap {
 
     #[inline(always)]
     fn put_hashed(&mut self, hash: u64, id: i64, index: u32) {
+        // The bucket is computed again after each growth, the hash is not: growth changes only the number of
+        // lines.
         while !self.put_from(self.buckets.of_hash(hash), id, index) {
             self.make_room();
         }
@@ -155,6 +157,7 @@ impl IdMap {
         for line in bucket..self.lines.len() {
             if let Some(place) = self.lines[line].free_place() {
                 self.lines[line].put(place, id, index);
+                // Counts rise only when a place is found: an attempt that fails leaves no line changed.
                 if line > bucket {
                     self.lines[bucket..line].iter_mut().for_each(Line::pass);
                 }
@@ -177,6 +180,7 @@ impl IdMap {
         let mut hashes = [0; 2 * IDS_TOGETHER];
         let mut blocks = ids.chunks(IDS_TOGETHER).peekable();
         self.hash_each(blocks.peek(), &mut hashes);
+        // In blocks, each id hashed once and its line asked for ahead, an insert took 17 ns instead of 24.
         while let Some(block) = blocks.next() {
             self.expect(block.len());
             self.hash_each(blocks.peek(), &mut hashes[IDS_TOGETHER..]);
@@ -200,6 +204,8 @@ impl IdMap {
         indices: &mut impl Iterator<Item = RowIndex>,
     ) {
         for (place, (id, index)) in ids.iter().zip(indices).enumerate() {
+            // Behind the last block stand old hashes: asking for their lines is harmless. Lines asked for in
+            // turn, not a block of them at once, took inserts into 10 M ids from 57 ns to about 40.
             self.prefetch(Bucket(self.buckets.of_hash(hashes[place + IDS_AHEAD]) as u32), Cache::First);
             self.prefetch_behind_full(self.buckets.of_hash(hashes[place + IDS_NEAR]));
             self.put_hashed(hashes[place], *id, index.0);
@@ -210,6 +216,7 @@ impl IdMap {
     /// Asks for the line behind one that is there already, if that is full.
     #[inline(always)]
     fn prefetch_behind_full(&self, line: usize) {
+        // With three ids a line every sixth is full, and waiting for the line behind was half of an insert.
         let is_full = self.lines.get(line).is_some_and(|line| line.free_place().is_none());
         // Else for the line itself, which costs nothing: whether it is full cannot be predicted.
         self.prefetch(Bucket((line + usize::from(is_full)) as u32), Cache::First);
