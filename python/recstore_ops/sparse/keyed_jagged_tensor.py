@@ -485,7 +485,6 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         """The start of each feature's ids, looked up in the offsets."""
         if len(self._keys) == 0:
             return [0]
-        # Tensors without values have no offsets to look up: the ids are shared out evenly.
         if self._values.is_meta:
             return bounds_of(shared_out(self._values.shape[0], len(self._keys)))
         offsets = self.offsets()
@@ -493,7 +492,6 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
             places = torch.arange(len(self._keys) + 1, dtype=torch.int64, device=offsets.device) * self.stride()
         else:
             places = torch.tensor(self.lengths_offset_per_key(), dtype=torch.int64, device=offsets.device)
-        # One copy from the device for all features, not one for each.
         bounds: list[int] = offsets[places].to(torch.int64).tolist()
         return bounds
 

@@ -60,7 +60,8 @@ impl<'a> Reader<'a> {
         let bytes = entry.plain_bytes();
         let too_large = || refused(&self.file.path, format!("it cannot hold {} rows", entry.rows));
         let needed = entry.rows.checked_mul(layout.row_bytes()).ok_or_else(too_large)?;
-        let is_too_long = |length: usize| length as u64 > bytes / 4;
+        // An element takes a byte at least: shared rows of 8-bit tables take no more.
+        let is_too_long = |length: usize| length as u64 > bytes;
         // Before memory is taken for them: the numbers come from the manifest, the length from the file.
         if needed as u64 > bytes
             || is_too_long(entry.deleted)
