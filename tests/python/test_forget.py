@@ -17,7 +17,7 @@ from warm_recstore import run_recstore
 
 import recstore_ops
 from recstore_ops import DistEmbedding, SparseOptimizer, checkpoint, forget
-from recstore_ops.forgetting import ForgetReport, bundles
+from recstore_ops.forgetting import ForgetReport, places
 from recstore_ops.ops import operators
 from recstore_ops.serving.manifest import Manifest
 
@@ -344,7 +344,7 @@ def test_a_bundle_whose_forgetting_was_cut_off_is_cleaned_by_the_next(
 ) -> None:
     path = tmp_path / "bundle"
     exported(path)
-    before, original = Manifest.read(path), getattr(bundles, cut_off_at)
+    before, original = Manifest.read(path), getattr(places, cut_off_at)
 
     def cut_off(*arguments: Any) -> None:
         # What is left from before is removed at the beginning.
@@ -353,7 +353,7 @@ def test_a_bundle_whose_forgetting_was_cut_off_is_cleaned_by_the_next(
         original(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(bundles, cut_off_at, cut_off)
+        patched.setattr(places, cut_off_at, cut_off)
         with pytest.raises(KeyboardInterrupt):
             forget(path, "user", GONE)
     recstore_ops.load_bundle(path)

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from recstore_ops import Table, TableConfig
-from recstore_ops.cli.predict import PredictionsFile
 from recstore_ops.config.paths import check_output_file, replacing
 from recstore_ops.ops import operators
 from recstore_ops.training import write_criteo
 from recstore_ops.training.metrics.evaluation import Scores
+from recstore_ops.training.report.predictions_file import PredictionsFile
 from recstore_ops.training.run.vectors import Vectors, write_vectors
 from recstore_ops.transfer import export_parquet, export_safetensors
 

@@ -135,15 +135,15 @@ def test_checkpoints_and_copies_have_shared_rows(tmp_path: Path, table_name: Tab
     assert table_statistics(name)["shared_rows"] == 0
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
-def test_a_checkpoint_has_more_shared_rows_than_own_ones(dtype: str, tmp_path: Path, table_name: TableName) -> None:
+@pytest.mark.parametrize("kind", ["int8", torch.float8_e4m3fn])
+def test_a_checkpoint_has_more_shared_rows_than_own_ones(kind: Any, tmp_path: Path, table_name: TableName) -> None:
     name, shared = table_name(), {"kind": "count", "threshold": 9, "shared_rows": 10_000}
-    module = DistEmbedding(None, 8, name, dtype=dtype, admission=shared, optimizer={"kind": "sgd", "lr": 1.0})
+    module = DistEmbedding(None, 8, name, dtype=kind, admission=shared, optimizer={"kind": "sgd", "lr": 1.0})
     rows = trained(module)(torch.arange(50)).detach()
     checkpoint.save(tmp_path)
     drop_all_tables()
     checkpoint.load(tmp_path)
-    again = DistEmbedding(None, 8, name, dtype=dtype, admission=shared, optimizer={"kind": "sgd", "lr": 1.0})
+    again = DistEmbedding(None, 8, name, dtype=kind, admission=shared, optimizer={"kind": "sgd", "lr": 1.0})
     assert again(torch.arange(50)).equal(rows)
 
 

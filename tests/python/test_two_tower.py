@@ -17,7 +17,7 @@ from recstore_ops import SparseOptimizer
 from recstore_ops.training import Batch, NnTables, StoreTables, concatenate
 from recstore_ops.training.data.query_items import QueryItemSplit, first_of_each, row_keys, select_fields
 from recstore_ops.training.models import TwoTower
-from recstore_ops.training.models.two_tower import ItemFrequency
+from recstore_ops.training.models.item_frequency import ItemFrequency
 
 pytestmark = pytest.mark.tier("quick")
 

@@ -15,9 +15,8 @@ from torch import Tensor
 from recstore_ops import _native
 from recstore_ops.config.paths import user_path
 from recstore_ops.forgetting.id_set import IdSet, Match
-from recstore_ops.forgetting.location import Location, Scan, held
 from recstore_ops.forgetting.places import find_places, places_below
-from recstore_ops.forgetting.report import SKETCHED, ForgetReport, Occurrence, PlaceReport
+from recstore_ops.forgetting.report import SKETCHED, ForgetReport, Location, Occurrence, PlaceReport, Scan, held
 from recstore_ops.forgetting.scan import scan as scan_files
 from recstore_ops.servers.addresses import check_addresses
 from recstore_ops.servers.server_config import HASH_METHODS, Tls

@@ -21,8 +21,7 @@ from recstore_ops import _native
 from recstore_ops.config.extras import imported
 from recstore_ops.config.progress_bars import progress_bar
 from recstore_ops.forgetting.id_set import IdSet, Match
-from recstore_ops.forgetting.location import held_perhaps
-from recstore_ops.forgetting.report import Occurrence
+from recstore_ops.forgetting.report import Occurrence, held_perhaps
 
 _BEGINNING_BYTES = 1 << 16
 _BYTES_PER_CHUNK = 1 << 20

@@ -5,7 +5,6 @@ Shape suffixes: F features, B examples, N ids of all features, D dims of all fea
 
 import time
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -483,10 +482,11 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
 
     def _output_dtype(self) -> torch.dtype:
         """The type that holds what every table's module gives."""
-        dtype, *others = map(attrgetter("output_dtype"), list[Any](self._modules_of_tables))
+        first, *others = self._each_module()
+        dtype = first.output_dtype
         for other in others:
-            if other != dtype:
-                dtype = torch.promote_types(dtype, other)
+            if other.output_dtype != dtype:
+                dtype = torch.promote_types(dtype, other.output_dtype)
         return dtype
 
     def _dims(self, outputs: list[Output]) -> list[int]:

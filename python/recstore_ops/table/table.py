@@ -129,7 +129,7 @@ class Table:
             where = "" if f'"{self.name}"' in str(error) else f'table "{self.name}": '
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{where}{error}") from None
-        self.table_id: int = _native.find_table(self.name) or 0
+        self.table_id: int = store.find_table(self.name) or 0
         self.collector: Tensor = operators.make_collector()
         self.anchor = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
 
