@@ -438,7 +438,7 @@ ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"ids": [True]}, TypeError, "ids must be integers, got True"),
     ({"ids": [7.0]}, TypeError, "ids must be integers, got 7.0"),
     ({"ids": "7"}, TypeError, "ids must be integers, got the text '7'"),
-    ({"ids": torch.ones(2)}, TypeError, "ids must be integers, got torch.float32"),
+    ({"ids": torch.ones(2)}, TypeError, "ids must be int64, uint64, int32, int16, int8 or uint8, got torch.float32"),
     ({"scan": ["none"]}, ValueError, "there is no directory none to be looked through"),
     ({"scan": "none"}, ValueError, "there is no directory none to be looked through"),
     ({"servers": "127.0.0.1:1"}, TypeError, 'servers must be a list of "host:port", got the text "127.0.0.1:1"'),

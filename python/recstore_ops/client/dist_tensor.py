@@ -14,7 +14,7 @@ from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned, write_own
-from recstore_ops.table.checks import check_ids
+from recstore_ops.table.checks import as_ids
 from recstore_ops.table.copying import check_not_spawning, check_open, note_made
 from recstore_ops.table.owners import is_owned, keep, opening, own
 from recstore_ops.table.refusals import refused_for_rows
@@ -251,12 +251,9 @@ class DistTensor:
 
 
 def _as_ids(ids: Tensor | Sequence[int] | int) -> Tensor:
-    if isinstance(ids, Tensor):
-        if ids.dtype == torch.uint8:
-            raise TypeError("a DistTensor takes no uint8 index, which torch takes for a mask; convert ids to int64")
-        return check_ids(ids)
-    tensor = torch.as_tensor(ids, dtype=None, device="cpu")  # Of the type of its values, so that floats are refused.
-    return check_ids(tensor.to(torch.int64) if tensor.numel() == 0 else tensor)
+    if isinstance(ids, Tensor) and ids.dtype == torch.uint8:
+        raise TypeError("a DistTensor takes no uint8 index, which torch takes for a mask; convert ids to int64")
+    return as_ids(ids)
 
 
 def _as_rows(rows: Any) -> Tensor:

@@ -24,7 +24,7 @@ from recstore_ops.config.config_file import configure_table
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import ConfigOptions
 from recstore_ops.ops import operators
-from recstore_ops.table.checks import check_ids
+from recstore_ops.table.checks import as_ids
 from recstore_ops.table.owners import keep
 from recstore_ops.table.table import Table
 
@@ -248,11 +248,10 @@ class KVWorker:
         return self._requests.issue(*arguments, gives_rows, priority, deliver)
 
     def _keys(self, operation: str, keys: Tensor | Sequence[int]) -> Tensor:
-        if not isinstance(keys, Tensor):
-            return torch.tensor(keys, dtype=torch.int64, device="cpu").reshape(len(keys))
-        if keys.dim() != 1:
-            raise ValueError(f'{operation}: keys of table "{self.name}" must be [n], got {list(keys.shape)}')
-        return check_ids(keys)
+        ids = as_ids(keys)
+        if ids.dim() != 1:
+            raise ValueError(f'{operation}: keys of table "{self.name}" must be [n], got {list(ids.shape)}')
+        return ids
 
     def _vals(self, operation: str, count: int, vals: Tensor | Sequence[Any]) -> Tensor:
         given = vals if isinstance(vals, Tensor) else torch.tensor(vals, dtype=torch.float32, device="cpu")

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recstore_ops.table.checks import as_ids
+
 Match = Counter[int]
 """How often each id was found."""
 
-_MIN, _MAX = -(2**63), 2**63 - 1
 # `7.0` is the 7 of a column with gaps; `7.5`, `x7` and `0.7` are others. The hyphen of `a-7` is no sign.
 _NUMBER = re.compile(rb"(?<![\w.])(-?[0-9]+)(?:\.0+)?(?!\w|\.[0-9])")
 
@@ -40,7 +41,7 @@ class IdSet:
     """
 
     def __init__(self, ids: Iterable[int] | Tensor | NDArray[Any]) -> None:
-        self.values = np.unique(np.array([_checked(id) for id in _listed(ids)], np.int64))
+        self.values = np.unique(as_ids(ids).cpu().numpy().view(np.int64))
         if len(self.values) == 0:
             raise ValueError("there are no ids to be forgotten")
         self._by_text = {str(id).encode(): id for id in self}
@@ -74,24 +75,6 @@ class IdSet:
 def are_certain(found: Match) -> bool:
     """Whether what was found is ids: one of them at least has too many digits to be there by chance."""
     return any(abs(id) >= _FEWEST_DIGITS for id in found)
-
-
-def _listed(ids: Any) -> list[Any]:
-    if isinstance(ids, str | bytes):
-        raise TypeError(f"ids must be integers, got the text {ids!r}")
-    if isinstance(ids, Tensor | np.ndarray):
-        if ids.dtype.is_floating_point if isinstance(ids, Tensor) else ids.dtype.kind not in "iu":
-            raise TypeError(f"ids must be integers, got {ids.dtype}")
-        return ids.reshape(-1).tolist()
-    return list(ids)
-
-
-def _checked(id: Any) -> int:
-    if isinstance(id, bool) or not isinstance(id, int | np.integer):
-        raise TypeError(f"ids must be integers, got {id!r}")
-    if not _MIN <= id <= _MAX:
-        raise ValueError(f"an id must be from {_MIN} to {_MAX}, got {id}")
-    return int(id)
 
 
 def read_ids(text: str, source: str) -> list[int]:

@@ -21,6 +21,7 @@ from recstore_ops.inspect.table_report import RowNorms, TableReport, inspect_tab
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
 from recstore_ops.servers.choosing import embedded_for
+from recstore_ops.table.checks import as_ids
 from recstore_ops.table.table import Table
 
 _ROWS_PER_CHUNK = 1 << 16
@@ -108,11 +109,11 @@ def inspect_checkpoint(
         RuntimeError: as `recstore_ops.checkpoint.load`.
         TypeError, IndexError: as `recstore_ops.inspect_table`.
     """
-    directory = checked_directory(path, "inspect_checkpoint")
+    directory, asked = checked_directory(path, "inspect_checkpoint"), None if ids is None else as_ids(ids)
     with embedded_for("inspect_checkpoint"), _loaded(directory) as (snapshots, found):
-        chosen = _chosen(sorted(found.tables), table, ids is not None)
+        chosen = _chosen(sorted(found.tables), table, asked is not None)
         chain = _chain(snapshots)
-        tables = {name: _inspect_table(name, _files_bytes(chain, name), ids) for name in chosen}
+        tables = {name: _inspect_table(name, _files_bytes(chain, name), asked) for name in chosen}
     return CheckpointReport(Path(directory), [_inspect_snapshot(snapshot) for snapshot in snapshots], tables)
 
 
@@ -179,7 +180,7 @@ def _inspect_snapshot(snapshot: dict[str, Any]) -> SnapshotReport:
     )
 
 
-def _inspect_table(name: str, files_bytes: int, ids: Tensor | Iterable[int] | None) -> SavedTableReport:
+def _inspect_table(name: str, files_bytes: int, ids: Tensor | None) -> SavedTableReport:
     norms, non_finite = _norms(Table.open(name))
     # The norms of a single row: those over all rows take their place.
     report = replace(inspect_table(name, ids, sample=1), norms=norms)

@@ -15,7 +15,7 @@ from recstore_ops.config.html_table import html_facts, html_table, shown
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
-from recstore_ops.table.checks import check_ids
+from recstore_ops.table.checks import as_ids
 from recstore_ops.table.table import Table
 
 if TYPE_CHECKING:
@@ -140,13 +140,13 @@ def inspect_table(name: str, ids: Tensor | Iterable[int] | None = None, sample: 
 
     Raises:
         KeyError: there is no such table.
-        TypeError: ids of another dtype.
+        TypeError: ids that are no integers.
         IndexError: an id outside the table's `num_embeddings`.
-        ValueError: a sample below 1.
+        ValueError: a sample below 1, or an id that is no int64.
     """
     if sample < 1:
         raise ValueError(f"sample must be at least 1, got {sample}")
-    table = Table.open(name)
+    asked, table = None if ids is None else as_ids(ids).reshape(-1), Table.open(name)
     slots = dict(store.table_slots(name) or [])
     return TableReport(
         name=name,
@@ -156,13 +156,8 @@ def inspect_table(name: str, ids: Tensor | Iterable[int] | None = None, sample: 
         slots=slots,
         bytes_per_row=_FLOAT_BYTES * (table.dim + sum(slots.values())),
         norms=_row_norms(table, sample),
-        rows=[] if ids is None else _inspect_rows(table, list(slots), _as_tensor(ids)),
+        rows=[] if asked is None else _inspect_rows(table, list(slots), asked),
     )
-
-
-def _as_tensor(ids: Tensor | Iterable[int]) -> Tensor:
-    ids = ids if isinstance(ids, Tensor) else torch.tensor(list(ids), dtype=torch.int64, device="cpu")
-    return check_ids(ids).reshape(-1)
 
 
 def _row_norms(table: Table, sample: int) -> RowNorms | None:

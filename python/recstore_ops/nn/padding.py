@@ -3,12 +3,13 @@
 Operators take one padding id. If there are several, each occurrence of any is handed to them as the first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from recstore_ops.ops import operators
+from recstore_ops.ops.integers import as_int
 from recstore_ops.table.table import Table
 
 PaddingIdx = int | Sequence[int] | None
@@ -16,11 +17,15 @@ PaddingIdx = int | Sequence[int] | None
 
 
 def padding_ids(padding_idx: PaddingIdx) -> tuple[int, ...]:
-    """All padding ids, each once, in the order given."""
+    """All padding ids, each once, in the order given.
+
+    Raises:
+        TypeError: something else than integers.
+    """
     if padding_idx is None:
         return ()
-    ids = (padding_idx,) if isinstance(padding_idx, int) else padding_idx
-    return tuple(dict.fromkeys(ids))
+    ids = padding_idx if isinstance(padding_idx, Iterable) else (padding_idx,)
+    return tuple(dict.fromkeys([as_int("padding_idx must be an integer, or several", id) for id in ids]))
 
 
 def with_one_padding(ids: Tensor, padding_idx: PaddingIdx) -> tuple[Tensor, int | None]:

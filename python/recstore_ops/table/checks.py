@@ -1,11 +1,14 @@
 """Checks of what lookups are given: ids and per-sample weights."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from recstore_ops.ops.integers import as_int, is_int64
 from recstore_ops.sparse.transforms import refuse_symbolic
 
 
@@ -38,6 +41,44 @@ def check_ids(ids: Tensor) -> Tensor:
     if ids.dtype not in (torch.int64, torch.uint64):
         raise TypeError(f"ids must be int64, uint64, int32, int16, int8 or uint8, got {ids.dtype}")
     return ids
+
+
+def as_ids(ids: Any) -> Tensor:
+    """Returns ids as the operators take them: a tensor, or numbers as people write them.
+
+    Args:
+        ids: a tensor or an array of integers, an integer, or a list of integers, or of such lists of one length.
+
+    Raises:
+        TypeError: something else than integers; truth values are none.
+        ValueError: an integer that is no int64, or lists of several lengths.
+    """
+    if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
+        ids = torch.from_numpy(ids.astype(np.uint64 if ids.dtype == np.uint64 else np.int64))
+    refuse_symbolic(ids)
+    if isinstance(ids, Tensor):
+        return check_ids(ids)
+    if isinstance(ids, list | tuple | range) and set(map(type, ids)) == {int}:
+        with suppress(OverflowError):  # Which of them it is, is looked for below.
+            return torch.from_numpy(np.array(ids, dtype=np.int64))
+    try:
+        return torch.from_numpy(np.array(_integers(ids), dtype=np.int64))
+    except ValueError as error:
+        if "inhomogeneous" not in str(error):
+            raise
+        raise ValueError("ids in lists need lists of one length") from None
+
+
+def _integers(ids: Any) -> Any:
+    """The integers of a list, or of lists in it, or the one that it is."""
+    if isinstance(ids, str | bytes):
+        raise TypeError(f"ids must be integers, got the text {ids!r}")
+    if isinstance(ids, Iterable) and not (isinstance(ids, Tensor | np.ndarray) and ids.ndim == 0):
+        return [_integers(each) for each in ids]
+    id = as_int("ids must be integers", ids)
+    if not is_int64(id):
+        raise ValueError(f"an id must be from {-(2**63)} to {2**63 - 1}, got {id}")
+    return id
 
 
 def check_weights(ids: Tensor, weights: Tensor | None, mode: str) -> None:
