@@ -87,7 +87,7 @@ pub(crate) fn emb_read_places(table: i64, ids: &[i64], rows: &mut [f32], places:
 }
 
 pub(crate) fn emb_read_default(dim: usize, ids: &[i64], rows: &mut [f32]) -> Outcome {
-    guard(|| match registry()?.default_table(dim)? {
+    guard(|| match registry()?.default_table("emb_read", dim)? {
         Some(placed) => Ok(placed.table.read(ids, rows)?),
         None => {
             rows.fill(0.0);
@@ -101,7 +101,7 @@ pub(crate) fn emb_write(table: i64, ids: &[i64], rows: &[f32]) -> Outcome {
 }
 
 pub(crate) fn emb_write_default(dim: usize, ids: &[i64], rows: &[f32]) -> Outcome {
-    guard(|| registry()?.change_default_table(dim, ids, |_, table| table.write(ids, rows)))
+    guard(|| registry()?.change_default_table("emb_write", dim, ids, |_, table| table.write(ids, rows)))
 }
 
 pub(crate) fn emb_update(table: i64, ids: &[i64], gradients: &[f32], dim: usize) -> Outcome {
@@ -116,7 +116,7 @@ pub(crate) fn emb_update(table: i64, ids: &[i64], gradients: &[f32], dim: usize)
 
 pub(crate) fn emb_update_default(dim: usize, ids: &[i64], gradients: &[f32]) -> Outcome {
     guard(|| {
-        registry()?.change_default_table(dim, ids, |store, table| {
+        registry()?.change_default_table("emb_update", dim, ids, |store, table| {
             let chunks = vec![GradientChunk::new(ids, gradients, dim)];
             store.update(&[TableUpdate { table: table.id(), chunks, step: Step::Next }]).map(drop)
         })

@@ -14,6 +14,7 @@ mod prefetching;
 mod publications;
 mod rank_kernels;
 mod registry;
+mod replicas;
 mod steps;
 mod stores;
 mod tables;

@@ -134,8 +134,13 @@ impl Registry {
     }
 
     /// Returns the table `default/<dim>`, which its first write or update creates.
-    pub(crate) fn default_table(&self, dim: usize) -> Result<Option<Placed>, Failure> {
-        Ok(self.find(&default_name(dim))?)
+    pub(crate) fn default_table(&self, operation: &str, dim: usize) -> Result<Option<Placed>, Failure> {
+        let name = default_name(dim);
+        let placed = self.find(&name)?;
+        self.read_state(|state| {
+            state.replicas.check_named(operation, &name, state.stores.current_number(), placed.as_ref())
+        })?;
+        Ok(placed)
     }
 
     /// Calls `work`, which changes the rows of `ids`, with the table `default/<dim>`, whose rows start at zero, and its
@@ -143,11 +148,12 @@ impl Registry {
     /// behind.
     pub(crate) fn change_default_table(
         &self,
+        operation: &str,
         dim: usize,
         ids: &[i64],
         work: impl Fn(&dyn EmbeddingStore, &dyn EmbeddingTable) -> recstore::Result<()>,
     ) -> Result<(), Failure> {
-        let placed = match self.default_table(dim)? {
+        let placed = match self.default_table(operation, dim)? {
             Some(placed) => placed,
             None => {
                 let config =

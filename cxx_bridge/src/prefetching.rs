@@ -36,7 +36,7 @@ impl Registry {
 
     /// Issues a read of the table `default/<dim>`; where it is missing the ids are kept until they are asked for.
     pub(crate) fn prefetch_default(&self, dim: usize, ids: &[i64]) -> Result<PrefetchId, Failure> {
-        if let Some(placed) = self.default_table(dim)? {
+        if let Some(placed) = self.default_table("emb_prefetch", dim)? {
             return Ok(self.prefetches.issue(vec![self.request_of(placed, ids)])?);
         }
         let id = self.prefetches.issue(vec![])?;
@@ -45,9 +45,12 @@ impl Registry {
         Ok(id)
     }
 
-    /// Returns the dims of the tables of a prefetch.
+    /// Returns the dims of the tables of a prefetch, and refuses it where a job began since of which each process has a
+    /// copy of one.
     pub(crate) fn issued_dims(&self, id: PrefetchId) -> Result<Vec<usize>, Failure> {
-        let issued = self.prefetches.dims(id)?;
+        let tables = self.prefetches.tables(id)?;
+        tables.iter().try_for_each(|(place, _)| self.check_replica("emb_wait_result", *place))?;
+        let issued = tables.into_iter().map(|(_, dim)| dim).collect();
         let deferred = self.read_state(|state| state.handles.deferred_dim(id));
         Ok(deferred.map_or(issued, |dim| vec![dim]))
     }

@@ -10,6 +10,7 @@ use recstore_ps::{RemoteConfig, RemoteStore};
 use crate::executor::TorchThreads;
 use crate::guard::Failure;
 use crate::handles::Handles;
+use crate::replicas::Replicas;
 use crate::stores::{Placed, Stores, TableLocation};
 
 /// Names a [`recstore::SimdLevel`] to run with instead of the machine's widest.
@@ -33,11 +34,14 @@ pub struct Registry {
 pub(crate) struct State {
     pub(crate) stores: Stores,
     pub(crate) handles: Handles,
+    pub(crate) replicas: Replicas,
 }
 
 impl State {
     pub(crate) fn find(&self, operation: &str, words: &[i64]) -> Result<(i64, &Placed), Failure> {
-        self.handles.find(operation, words, self.stores.current_number())
+        let found = self.handles.find(operation, words, self.stores.current_number())?;
+        self.replicas.check(operation, found.1)?;
+        Ok(found)
     }
 }
 
@@ -63,7 +67,7 @@ pub fn registry() -> Result<&'static Registry, Failure> {
 impl Registry {
     pub(crate) fn new(embedded: Arc<LocalStore>, frozen: Arc<FrozenStore>) -> Self {
         let stores = Stores::new(embedded.clone(), frozen);
-        let state = State { stores, handles: Handles::default() };
+        let state = State { stores, handles: Handles::default(), replicas: Replicas::default() };
         let prefetches = Prefetches::new(PREFETCH_THREADS, MAX_PREFETCHES);
         Self { embedded, state: RwLock::new(state), prefetches }
     }

@@ -10,7 +10,7 @@ use recstore::{EmbeddingStore, EmbeddingTable, FrozenStore, TableId};
 use recstore_ps::RemoteStore;
 
 /// The number of the store of the process.
-const EMBEDDED: usize = 0;
+pub(crate) const EMBEDDED: usize = 0;
 
 /// That of the frozen tables, which are opened from files whatever store was chosen.
 pub(crate) const FROZEN: usize = 1;

@@ -91,6 +91,38 @@ impl Registry {
         store.needs_process("copy_table", message)?.copy_table(place.table, name).map(drop)
     }
 
+    /// Notes of how many processes the job consists that this process belongs to; 1 without a job.
+    pub fn set_job_size(&self, processes: usize) {
+        self.change_state(|state| state.replicas.set_job_size(processes));
+    }
+
+    /// Notes that each process of the job has a part of the table of a number.
+    ///
+    /// # Errors
+    /// [`Error::UnknownHandle`].
+    pub fn note_sharded(&self, number: i64) -> recstore::Result<()> {
+        let (_, place) = self.place_of("shard", number)?;
+        self.change_state(|state| state.replicas.note_sharded(place));
+        Ok(())
+    }
+
+    /// Refuses, for a call of the name `operation`, a table of which each process of the job has a copy.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub(crate) fn check_replica(
+        &self,
+        operation: &'static str,
+        place: TableLocation,
+    ) -> recstore::Result<()> {
+        if self.read_state(|state| state.replicas.may_use(place)) {
+            return Ok(());
+        }
+        let table = self.store_numbered(place.store).table(operation, place.table)?;
+        let message = self.read_state(|state| state.replicas.refusal(table.name()));
+        Err(Error::Unsupported { operation, message })
+    }
+
     pub(crate) fn place_of(
         &self,
         operation: &'static str,

@@ -475,9 +475,9 @@ def test_the_state_that_torch_distributed_asks_for_holds_the_tables(options: Sta
     assert_equal(dict(training.model.state_dict()), dict(saved))
 
 
-def rank_training(rank: int) -> Training:
+def rank_training(rank: int, group: Any = None) -> Training:
     torch.manual_seed(rank)
-    table = DistEmbedding(None, DIM, f"state/rank{rank}", optimizer=ADAM)
+    table = DistEmbedding(None, DIM, f"state/rank{rank}", optimizer=ADAM, process_group=group)
     return Training(nn.Sequential(table, nn.Flatten(0), nn.Linear(8 * DIM, 1)))
 
 
@@ -488,8 +488,9 @@ def of_rank(rank: int, state: dict[str, Any]) -> dict[str, Any]:
 
 def run_rank(rank: int, directory: str, is_resumed: bool) -> None:
     torch.set_num_threads(1)
-    training = rank_training(rank)  # Before the job: in it a table would be refused.
     torch.distributed.init_process_group("gloo", f"file://{directory}/store{is_resumed}", rank=rank, world_size=2)
+    alone = [torch.distributed.new_group([each]) for each in (0, 1)]
+    training = rank_training(rank, alone[rank])
     if is_resumed:
         state = of_rank(rank, training.state())
         state_dict_loader.load(state, checkpoint_id=f"{directory}/checkpoint")

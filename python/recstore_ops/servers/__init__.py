@@ -21,6 +21,7 @@ from recstore_ops.servers.choosing import (
     use_servers,
 )
 from recstore_ops.servers.first_call import choose_at_first_call
+from recstore_ops.servers.job_size import watch_job
 
 __all__ = [
     "DEFAULT_PORT",
@@ -39,3 +40,4 @@ __all__ = [
 ]
 
 choose_at_first_call()
+watch_job()

@@ -95,6 +95,7 @@ class Table:
             _open_tables.add(self)
             _check_same_shard(self)
         if shard is not None:
+            _native.note_sharded(self.table_id)
             self._agree(shard, use)
         if not self.is_new:
             self.config = self._with_own_optimizer()

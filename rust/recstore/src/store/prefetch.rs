@@ -161,15 +161,15 @@ impl<K: Clone + PartialEq + Send + Sync + 'static> Prefetches<K> {
         sender
     }
 
-    /// Returns the dims of the requests of a prefetch that was not consumed yet.
+    /// Returns the tables of the requests of a prefetch that was not consumed yet, and their dims.
     ///
     /// # Errors
     /// [`Error::UnknownPrefetch`].
-    pub fn dims(&self, id: PrefetchId) -> Result<Vec<usize>> {
+    pub fn tables(&self, id: PrefetchId) -> Result<Vec<(K, usize)>> {
         let _gate = fork::enter();
         let state = self.lock();
         let pending = state.pending.get(&id).ok_or(Error::UnknownPrefetch { prefetch: id.0 })?;
-        Ok(pending.requests.iter().map(|request| request.table.dim()).collect())
+        Ok(pending.requests.iter().map(|request| (request.key.clone(), request.table.dim())).collect())
     }
 
     /// Waits for the rows of a prefetch and consumes it: one `[ids, dim]` matrix for each of its requests.
