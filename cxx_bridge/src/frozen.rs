@@ -50,7 +50,10 @@ impl Registry {
         let table = self.numbered_table("freeze", number)?;
         let described = table.describe()?;
         let spec = FrozenSpec { name: &described.name, config: &described.config, encoding };
-        freeze(path, spec, &table.ids()?, |ids, rows| table.read(ids, rows))
+        match self.cut_rows(&[number])?.pop().flatten() {
+            Some(cut) => freeze(path, spec, cut.ids(), |ids, rows| cut.read(ids, rows)),
+            None => freeze(path, spec, &table.ids()?, |ids, rows| table.read(ids, rows)),
+        }
     }
 
     /// Closes a frozen table, as the operator does that releases its handle: from a thread that traces operators too.

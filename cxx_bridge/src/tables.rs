@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use recstore::{EmbeddingStore, EmbeddingTable, Error, LoadReport, OptimizerState, TableConfig};
+use recstore::{
+    CutRows, EmbeddingStore, EmbeddingTable, Error, InProcessStore, LoadReport, OptimizerState, TableConfig,
+};
 
 use crate::registry::Registry;
-use crate::stores::{Placed, TableLocation};
+use crate::stores::{EMBEDDED, Placed, TableLocation};
 
 impl Registry {
     /// Returns the table `name` of the store in which tables are opened now, and its number, which no other table has.
@@ -89,6 +91,19 @@ impl Registry {
         let (store, place) = self.place_of("copy_table", number)?;
         let message = "tables on servers cannot be copied: save a checkpoint of them";
         store.needs_process("copy_table", message)?.copy_table(place.table, name).map(drop)
+    }
+
+    /// Returns the rows of the tables of numbers as they are at one moment, and none of a table on servers.
+    ///
+    /// # Errors
+    /// As [`recstore::InProcessStore::cut_rows`].
+    pub fn cut_rows(&self, numbers: &[i64]) -> recstore::Result<Vec<Option<CutRows>>> {
+        let places = numbers.iter().map(|&number| Ok(self.place_of("cut_rows", number)?.1));
+        let places = places.collect::<recstore::Result<Vec<_>>>()?;
+        let is_own = |place: &TableLocation| place.store == EMBEDDED;
+        let own: Vec<_> = places.iter().filter(|place| is_own(place)).map(|place| place.table).collect();
+        let mut cuts = self.embedded().cut_rows(&own)?.into_iter();
+        Ok(places.iter().map(|place| if is_own(place) { cuts.next() } else { None }).collect())
     }
 
     /// Notes of how many processes the job consists that this process belongs to; 1 without a job.

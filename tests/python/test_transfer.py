@@ -29,6 +29,7 @@ from recstore_ops import (
     table_statistics,
 )
 from recstore_ops.ops import operators
+from recstore_ops.table import cut
 from recstore_ops.transfer import (
     export_parquet,
     export_safetensors,
@@ -37,7 +38,6 @@ from recstore_ops.transfer import (
     import_rows,
     import_safetensors,
     import_torchrec,
-    row_ranges,
 )
 from recstore_ops.transfer.safetensors_file import TYPES, Column, SafetensorsFile, write_safetensors
 
@@ -56,7 +56,7 @@ def name(table_name: Callable[[], str]) -> str:
 @pytest.fixture
 def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets two rows be moved at a time."""
-    monkeypatch.setattr(row_ranges, "_BYTES_PER_CHUNK", 2 * 4 * DIM)
+    monkeypatch.setattr(cut, "_BYTES_PER_CHUNK", 2 * 4 * DIM)
 
 
 def rows_of(name: str) -> dict[int, list[float]]:

@@ -22,7 +22,8 @@ from warm_programs import output_of
 
 from recstore_ops import DistEmbedding, get_kv_client, table_names
 from recstore_ops.ops import operators
-from recstore_ops.transfer import export_safetensors, import_safetensors, row_ranges
+from recstore_ops.table import cut
+from recstore_ops.transfer import export_safetensors, import_safetensors
 from recstore_ops.transfer.safetensors_file import Column
 from recstore_ops.transfer.safetensors_index import INDEX, SafetensorsIndex, Splittable, write_shards
 
@@ -36,7 +37,7 @@ IDS = torch.tensor([7, -(2**63), 2**62, 1, 2])
 @pytest.fixture(autouse=True)
 def _few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two rows are moved at a time, and tables are dropped."""
-    monkeypatch.setattr(row_ranges, "_BYTES_PER_CHUNK", 2 * 4 * DIM)
+    monkeypatch.setattr(cut, "_BYTES_PER_CHUNK", 2 * 4 * DIM)
     before = set(table_names())
     yield
     for name in set(table_names()) - before:
@@ -375,14 +376,14 @@ def test_an_export_that_fails_leaves_nothing(
     table = DistEmbedding(None, DIM, table_name())
     table.weight[torch.arange(100)] = torch.ones(100, DIM)
     reads = iter(range(10))
-    read = operators.emb_read
+    read = cut.TableCut.values
 
     def fails(*args: Any) -> Tensor:
         if next(reads) == 9:
             raise OSError("no more")
         return read(*args)
 
-    monkeypatch.setattr(operators, "emb_read", fails)
+    monkeypatch.setattr(cut.TableCut, "values", fails)
     (tmp_path / "here").mkdir()
     for folder in ("here", "new"):
         reads = iter(range(10))

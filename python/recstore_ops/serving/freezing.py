@@ -19,8 +19,9 @@ from recstore_ops.table.table import Table
 def freeze(table: Table, path: str | os.PathLike[str], encoding: EncodingName = "float32") -> int:
     """Writes the rows of a table to a file, which replaces one that is there, and returns its bytes.
 
-    Rows that change meanwhile are written as they are before or after. If a table is sharded over processes, all of
-    them call this together. Each writes its rows beside the file, and the first one joins them.
+    The file has the rows of one moment, while other threads go on; servers give each as it is when it is read. If a
+    table is sharded over processes, all of them call this together. Each writes its rows beside the file, and the first
+    one joins them.
 
     Args:
         table: as `DistEmbedding.table`.

@@ -26,6 +26,7 @@ from recstore_ops.config.table_config import TableConfig, check_learning_rate
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned
+from recstore_ops.table.cut import cut_tables
 from recstore_ops.table.refusals import refuse_shared_rows
 from recstore_ops.table.table import Table
 
@@ -71,7 +72,9 @@ def are_tables_left_out() -> bool:
 
 
 def table_rows(table: Table) -> TableRows:
-    """All rows of a table, as `(ids, rows)`. Other threads must not change it meanwhile.
+    """All rows of a table at one moment, as `(ids, rows)`.
+
+    If the table lies on servers, rows that change meanwhile are as before or after, and rows that go are left out.
 
     Raises:
         ValueError: the table has shared rows, which a state does not hold.
@@ -82,9 +85,8 @@ def table_rows(table: Table) -> TableRows:
 
 def rows_by_id(table: Table) -> TableRows:
     """The rows that ids of a table have, as `(ids, rows)`, whatever others read."""
-    ids_N = operators.hashtable_ids(table.handle).sort().values
-    rows_ND = operators.emb_read(table.handle, ids_N, table.dim)
-    return ids_N, rows_ND.to(VALUE_TYPES[table.config.dtype])
+    with cut_tables([table]) as (cut,):
+        return cut.all_rows()
 
 
 def check_rows(table: Table, state: Any) -> TableRows:
@@ -141,7 +143,9 @@ def replace_rows(table: Table, state: Any) -> None:
 
 
 def optimizer_state(table: Table, group_lr: float) -> OptimizerState:
-    """The state of a table's optimizer, as `(ids, slots, progress)`. Other threads must not change it meanwhile.
+    """The state of a table's optimizer at one moment, as `(ids, slots, progress)`.
+
+    If the table lies on servers, other threads must not change it meanwhile.
 
     Args:
         table: the table.
@@ -152,13 +156,10 @@ def optimizer_state(table: Table, group_lr: float) -> OptimizerState:
     """
     _check_shares_none(table)
     names = list(_slot_widths(table))
-    ids_N = (
-        operators.hashtable_ids(table.handle).sort().values
-        if names
-        else torch.empty(0, dtype=torch.int64, device="cpu")
-    )
-    slots = {name: operators.hashtable_slot(table.handle, ids_N, name) for name in names}
-    statistics = table.statistics()
+    with cut_tables([table]) as (cut,):
+        ids_N = cut.ids if names else torch.empty(0, dtype=torch.int64, device="cpu")
+        slots = {name: cut.slot(name, ids_N) for name in names}
+        statistics = cut.progress()
     own = {"group_lr": float(group_lr), "optimizer": _rule(table)}
     return ids_N, slots, {**{key: statistics[key] for key in _progress_of(table) - own.keys()}, **own}
 

@@ -3,7 +3,7 @@
 Whole models too: tables in the place of their embeddings, and back.
 
 Only rows are transferred, not optimizer state. An import checks everything before it changes any row. It reads the rows
-in parts, so those in a file may be larger than memory. Other threads must not change a table while it is exported.
+in parts, so those in a file may be larger than memory. An export has the rows of one moment, while other threads go on.
 
 Shape suffixes: N ids, D dim.
 """

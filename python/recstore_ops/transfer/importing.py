@@ -14,9 +14,10 @@ from torch import Tensor
 from recstore_ops.config.progress_bars import Bar
 from recstore_ops.ops import operators
 from recstore_ops.table.checks import check_ids
+from recstore_ops.table.cut import rows_at_a_time
 from recstore_ops.table.known_shards import refuse_sharded
 from recstore_ops.table.table import Table
-from recstore_ops.transfer.row_ranges import as_tensor, check_rows_follow, row_ranges, rows_at_a_time
+from recstore_ops.transfer.row_ranges import as_tensor, check_rows_follow, row_ranges
 from recstore_ops.transfer.safetensors_file import SafetensorsFile
 from recstore_ops.transfer.safetensors_index import SafetensorsIndex
 

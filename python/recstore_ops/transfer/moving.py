@@ -26,7 +26,7 @@ from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.servers import store
 from recstore_ops.table.checks import refuse_text
 from recstore_ops.table.table import Table
-from recstore_ops.transfer.exporting import Export, exported_ids
+from recstore_ops.transfer.exporting import Export, exports_of
 from recstore_ops.transfer.importing import Import, Source
 from recstore_ops.transfer.row_ranges import bar_of_rows
 from recstore_ops.transfer.safetensors_file import write_safetensors
@@ -176,9 +176,12 @@ def export_torchrec(collection: TableCollection[Any, Any], *, progress: bool | N
         RuntimeError: a sharded table.
     """
     kind = "embedding_bags" if isinstance(collection, RecStoreEmbeddingBagCollection) else "embeddings"
-    exports = {name: Export(each.table, exported_ids(each.table, True)) for name, each in collection._by_name().items()}
-    with bar_of_rows("exporting", sum(len(export) for export in exports.values()), progress) as bar:
-        return {f"{kind}.{name}.weight": _matrix_of(export, bar) for name, export in exports.items()}
+    modules = collection._by_name()
+    with (
+        exports_of([each.table for each in modules.values()], as_matrices=True) as exports,
+        bar_of_rows("exporting", sum(len(export) for export in exports), progress) as bar,
+    ):
+        return {f"{kind}.{name}.weight": _matrix_of(each, bar) for name, each in zip(modules, exports, strict=True)}
 
 
 def _matrix_of(export: Export, bar: Any) -> Tensor:
@@ -231,9 +234,10 @@ def export_safetensors(
     """
     refuse_text("tables", tables)
     opened = [_opened(table) for table in (store.table_names() if tables is None else tables)]
-    # By name, since a file has each tensor once, even if a table is given twice.
-    exports = list({table.name: Export(table, exported_ids(table, as_matrices)) for table in opened}.values())
-    with bar_of_rows("exporting", sum(len(export) for export in exports), progress) as bar:
+    with (
+        exports_of(opened, as_matrices) as exports,
+        bar_of_rows("exporting", sum(len(export) for export in exports), progress) as bar,
+    ):
         if max_shard_size is None:
             write_safetensors(path, [column for each in exports for column in each.columns(bar, 0, len(each))])
         else:
@@ -259,10 +263,10 @@ def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool
     """
     pyarrow, parquet = _pyarrow()
     opened = _opened(table)
-    export = Export(opened, exported_ids(opened, as_matrix=False))
     row_type = pyarrow.list_(pyarrow.float32(), opened.dim)
     schema = pyarrow.schema([("id", pyarrow.int64()), ("row", row_type)])
     with (
+        exports_of([opened], as_matrices=False) as (export,),
         replacing([Path(user_path(path))]) as (beside,),
         bar_of_rows("exporting", len(export), progress) as bar,
         parquet.ParquetWriter(beside, schema, use_dictionary=False) as writer,

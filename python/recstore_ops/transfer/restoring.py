@@ -17,6 +17,7 @@ from recstore_ops.nn.embedding_bag import DistEmbeddingBag
 from recstore_ops.nn.optimizer import tables_of
 from recstore_ops.nn.padding import padding_ids
 from recstore_ops.ops import operators
+from recstore_ops.table.cut import cut_tables
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.exporting import Export
 from recstore_ops.transfer.module_tree import FoundModule, Include, chosen, found_in, holder_problems
@@ -215,8 +216,8 @@ def _device(module: TableModule) -> torch.device:
 def _matrix(table: Table, size: int, dtype: torch.dtype) -> Tensor:
     """The rows of the ids from 0 on, `[N, D]`."""
     matrix_ND = torch.empty(size, table.dim, dtype=dtype, device="cpu")
-    with bar_of_rows("restoring", size, False) as bar:
-        for ids_N, rows_ND in Export(table, range(size)).parts(bar):
+    with cut_tables([table]) as (cut,), bar_of_rows("restoring", size, False) as bar:
+        for ids_N, rows_ND in Export(cut, range(size)).parts(bar):
             matrix_ND[ids_N] = rows_ND.to(dtype)
     return matrix_ND
 

@@ -10,18 +10,10 @@ import torch
 from torch import Tensor
 
 from recstore_ops.config.progress_bars import Bar, progress_bar
-from recstore_ops.table.table import Table
 
-# How many rows are moved at a time, and how a user sees that they are.
+# How a user sees that rows are moved.
 #
 # Shape suffix: N ids.
-
-_BYTES_PER_CHUNK = 16 << 20
-
-
-def rows_at_a_time(table: Table) -> int:
-    """How many rows of a table are moved at a time."""
-    return max(1, _BYTES_PER_CHUNK // (4 * table.dim))
 
 
 def as_tensor(ids: Tensor | range) -> Tensor:

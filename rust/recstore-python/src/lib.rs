@@ -16,6 +16,7 @@ mod own_rule;
 mod publishing;
 mod requests;
 mod servers;
+mod table_cut;
 mod text_rows;
 
 use std::sync::Arc;
@@ -62,6 +63,8 @@ mod _native {
         Server, barrier, leave_workers, move_servers, promote, reshard, shard_counts, use_embedded,
         use_servers, workers,
     };
+    #[pymodule_export]
+    use super::table_cut::{TableCut, cut_tables};
     #[pymodule_export]
     use super::text_rows::parse_delimited;
     use super::*;

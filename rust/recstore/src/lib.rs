@@ -91,4 +91,4 @@ pub use store::handle::TableHandle;
 pub use store::local_store::LocalStore;
 pub use store::prefetch::{PrefetchId, PrefetchRequest, Prefetches};
 pub use store::unapplied_gradients::UnappliedGradients;
-pub use table::{PlacedRows, TAG_WORDS as PLACES_TAG, TableValidator};
+pub use table::{CutProgress, CutRows, PlacedRows, TAG_WORDS as PLACES_TAG, TableValidator};

@@ -9,6 +9,7 @@ use crate::calls::{ChangedRows, OptimizerState, StoreMemory, TableId, TableRead,
 use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
 use crate::config::TableConfig;
 use crate::rows::pooling::BagInput;
+use crate::table::CutRows;
 use crate::{Error, Result};
 
 /// Tables of rows: in this process, on servers, or failing on purpose in tests.
@@ -128,6 +129,12 @@ pub trait InProcessStore: EmbeddingStore {
     /// [`crate::Error::StateMismatch`]: other slots than the optimizer's, or other ids than those of the rows.
     /// [`crate::Error::InvalidLearningRate`]; [`crate::Error::ForkedChild`]. Then no table has changed.
     fn put_optimizer_states(&self, states: &[OptimizerState<'_>]) -> Result<()>;
+
+    /// Returns the rows of tables as they are at one moment, to be read while others go on.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidConfig`] for a table that is given twice; [`crate::Error::StepCutShort`].
+    fn cut_rows(&self, tables: &[TableId]) -> Result<Vec<CutRows>>;
 
     /// Limits the memory of all tables together, from the next call on. Tables that take more already keep it, but get no
     /// more rows; those with a slot file make room by moving rows there.

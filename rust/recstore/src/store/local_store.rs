@@ -17,7 +17,9 @@ use crate::kernel::parallel::{Executor, ReservedCores};
 use crate::kernel::simd::{Simd, SimdLevel};
 use crate::optimizer::{UpdateRule, UpdateRules};
 use crate::rows::pooling::BagInput;
-use crate::table::{self, CutTables, Engine, MemoryBudget, StepRequest, Table, TableCut, publishing};
+use crate::table::{
+    self, CutRows, CutTables, Engine, MemoryBudget, StepRequest, Table, TableCut, publishing,
+};
 use crate::{Error, Result, fork};
 
 /// The store that keeps its tables in the memory of this process.
@@ -254,6 +256,12 @@ impl InProcessStore for LocalStore {
         let _gate = fork::enter();
         let tables = self.tables_of("put_optimizer_states", states.iter().map(|state| state.table))?;
         table::put_states(&tables, states)
+    }
+
+    fn cut_rows(&self, tables: &[TableId]) -> Result<Vec<CutRows>> {
+        let _gate = fork::enter();
+        let tables = self.tables_of("emb_read", tables.iter().copied())?;
+        table::cut_rows(&tables, &self.executor, self.simd)
     }
 
     fn set_memory_limit(&self, limit: Option<u64>) -> Result<()> {

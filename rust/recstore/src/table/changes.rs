@@ -88,7 +88,7 @@ pub(crate) struct Snapshot {
 impl Snapshot {
     /// Keeps a copy of a row that is about to change, if the snapshot has none yet.
     #[inline(always)]
-    fn keep(&self, index: RowIndex, key: impl FnOnce() -> RowKey, record: &[f32]) {
+    fn keep(&self, index: RowIndex, key: impl Fn() -> RowKey, record: &[f32]) {
         // Whoever takes the bit copies the row: a save and the threads of a step come to it at once.
         if self.pending.take(index.0 as usize) {
             // Several piles, since a step's threads come here together.
@@ -118,6 +118,11 @@ impl Snapshot {
             }
         }
         Ok(next)
+    }
+
+    /// Whether a row is as it was, and was not copied.
+    pub(super) fn is_pending(&self, index: RowIndex) -> bool {
+        self.pending.is_set(index.0 as usize)
     }
 
     /// Moves the copies of rows that changed behind those in `copied`.
@@ -187,7 +192,8 @@ pub(super) struct Changes {
     since: Option<Since>,
     /// What was noted until the cut of the snapshot under way, should its save fail.
     before: Option<Since>,
-    snapshot: Option<Arc<Snapshot>>,
+    /// Those under way: of a save, and of those who read the table as it was at one moment.
+    snapshots: Vec<Arc<Snapshot>>,
     published: Option<Published>,
     /// The indices there is room for.
     len: usize,
@@ -219,15 +225,13 @@ impl Changes {
 
     /// Whether anything is noted of rows that change.
     pub(super) fn are_noted(&self) -> bool {
-        self.snapshot.is_some() || self.since.is_some() || self.published.is_some()
+        !self.snapshots.is_empty() || self.since.is_some() || self.published.is_some()
     }
 
     /// Must be called before a row changes.
     #[inline(always)]
-    pub(super) fn before_change(&self, index: RowIndex, key: impl FnOnce() -> RowKey, record: &[f32]) {
-        if let Some(snapshot) = &self.snapshot {
-            snapshot.keep(index, key, record);
-        }
+    pub(super) fn before_change(&self, index: RowIndex, key: impl Fn() -> RowKey, record: &[f32]) {
+        self.snapshots.iter().for_each(|snapshot| snapshot.keep(index, &key, record));
         self.created(index);
     }
 
@@ -265,15 +269,30 @@ impl Changes {
             None => (used.clone(), Vec::new(), false),
         };
         let rows = pending.count();
-        let snapshot = Arc::new(Snapshot { pending, ..Snapshot::default() });
-        self.snapshot = Some(Arc::clone(&snapshot));
-        Cut { snapshot, rows, is_delta, deleted }
+        Cut { snapshot: self.begin_snapshot(pending), rows, is_delta, deleted }
     }
 
-    /// Ends the snapshot. After a save that failed, changes are those since the save before it again; `used` are the
+    /// Begins a snapshot of the rows at indices.
+    pub(super) fn begin_snapshot(&mut self, pending: Bits) -> Arc<Snapshot> {
+        let snapshot = Arc::new(Snapshot { pending, ..Snapshot::default() });
+        self.snapshots.push(Arc::clone(&snapshot));
+        snapshot
+    }
+
+    /// Whether a snapshot is under way: not after a load, which puts other rows in the place of its own.
+    pub(super) fn has_snapshot(&self, snapshot: &Arc<Snapshot>) -> bool {
+        self.snapshots.iter().any(|other| Arc::ptr_eq(other, snapshot))
+    }
+
+    /// Ends a snapshot.
+    pub(super) fn end_snapshot(&mut self, snapshot: &Arc<Snapshot>) {
+        self.snapshots.retain(|other| !Arc::ptr_eq(other, snapshot));
+    }
+
+    /// Ends the snapshot of a save. If it failed, changes are those since the save before it again; `used` are the
     /// indices of rows.
-    pub(super) fn end_snapshot(&mut self, used: &Bits, was_saved: bool) {
-        self.snapshot = None;
+    pub(super) fn end_save(&mut self, snapshot: &Arc<Snapshot>, used: &Bits, was_saved: bool) {
+        self.end_snapshot(snapshot);
         let before = self.before.take();
         if !was_saved {
             // Without notes from before there is no base, and the next save writes all rows.
@@ -350,15 +369,13 @@ impl Changes {
         self.noted().map(|since| since.bytes_to_delete(rows)).sum()
     }
 
-    /// Whether the snapshot under way still has to copy a row before it changes.
+    /// Whether a snapshot under way still has to copy a row before it changes.
     pub(super) fn needs_copy(&self, index: RowIndex) -> bool {
-        self.snapshot.as_ref().is_some_and(|snapshot| snapshot.pending.is_set(index.0 as usize))
+        self.snapshots.iter().any(|snapshot| snapshot.pending.is_set(index.0 as usize))
     }
 
-    /// Copies a row for the snapshot under way, if that has not been done.
+    /// Copies a row for the snapshots under way that have no copy yet.
     pub(super) fn copy_now(&self, index: RowIndex, key: RowKey, record: &[f32]) {
-        if let Some(snapshot) = &self.snapshot {
-            snapshot.keep(index, || key, record);
-        }
+        self.snapshots.iter().for_each(|snapshot| snapshot.keep(index, || key, record));
     }
 }

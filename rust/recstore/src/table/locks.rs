@@ -1,10 +1,10 @@
 //! The locks of several tables.
 
-use std::sync::{Arc, RwLockReadGuard};
+use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
 use super::rows::Rows;
 use super::table::Table;
-use crate::Result;
+use crate::{Error, Result};
 
 /// Returns where a table stands in the order in which a call locks several, so that no two calls wait for each other.
 ///
@@ -12,6 +12,23 @@ use crate::Result;
 /// the first one.
 pub(super) fn lock_order(table: &Table) -> u64 {
     table.age
+}
+
+/// Locks tables for one call alone, each with its place among them.
+///
+/// # Errors
+/// [`Error::InvalidConfig`] for a table that is given twice.
+pub(super) fn exclusive_each<'a>(
+    operation: &str,
+    tables: &'a [Arc<Table>],
+) -> Result<Vec<(usize, RwLockWriteGuard<'a, Rows>)>> {
+    let mut order: Vec<_> = tables.iter().enumerate().collect();
+    order.sort_by_key(|(_, table)| lock_order(table));
+    if let Some(pair) = order.windows(2).find(|pair| Arc::ptr_eq(pair[0].1, pair[1].1)) {
+        let message = format!("{operation}: table \"{}\" is given twice", pair[0].1.name);
+        return Err(Error::InvalidConfig { message });
+    }
+    Ok(order.into_iter().map(|(place, table)| (place, table.exclusive())).collect())
 }
 
 /// The shared locks of several tables.

@@ -14,6 +14,7 @@ mod changes;
 mod checks;
 mod copying;
 mod cost;
+mod cut_rows;
 mod engine;
 mod erasing;
 mod evict_for_space;
@@ -45,6 +46,8 @@ pub(crate) use admission::AdmissionCounts;
 pub(crate) use bags::pool;
 pub(crate) use budget::MemoryBudget;
 pub(crate) use changes::{CopiedRows, SaveId};
+pub(crate) use cut_rows::cut_rows;
+pub use cut_rows::{CutProgress, CutRows};
 pub(crate) use engine::Engine;
 #[cfg(feature = "internals")]
 pub(crate) use ids::finding::FindRows;

@@ -5,7 +5,7 @@ use std::sync::{Arc, RwLockWriteGuard};
 
 use super::engine::Engine;
 use super::ids::row_index::RowIndex;
-use super::locks::lock_order;
+use super::locks::exclusive_each;
 use super::rows::Rows;
 use super::table::Table;
 use crate::calls::ChangedRows;
@@ -92,13 +92,7 @@ fn lock(tables: &[Arc<Table>]) -> Result<Vec<(usize, RwLockWriteGuard<'_, Rows>)
         );
         return Err(Error::InvalidConfig { message });
     }
-    let mut order: Vec<_> = tables.iter().enumerate().collect();
-    order.sort_by_key(|(_, table)| lock_order(table));
-    if let Some(pair) = order.windows(2).find(|pair| Arc::ptr_eq(pair[0].1, pair[1].1)) {
-        let message = format!("{OPERATION}: table \"{}\" is given twice", pair[0].1.name);
-        return Err(Error::InvalidConfig { message });
-    }
-    Ok(order.into_iter().map(|(place, table)| (place, table.exclusive())).collect())
+    exclusive_each(OPERATION, tables)
 }
 
 impl Rows {

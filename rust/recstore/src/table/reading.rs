@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::engine::Engine;
 use super::growth::Growth;
+use super::ids::id_map::IdMap;
 use super::ids::places::{self, AddTagSum, TAG_WORDS};
 use super::lookup::{ColdRows, IdleRows, ReadRows, RowSource};
 use super::rows::Rows;
@@ -12,6 +13,7 @@ use super::table::Table;
 use crate::calls::TableRead;
 use crate::kernel::parallel::{Serial, for_each_mut, parts_for, piece_size};
 use crate::kernel::simd::Simd;
+use crate::optimizer::Idle;
 use crate::rows::any_row_type::with_row_type;
 use crate::{Error, Result};
 
@@ -60,6 +62,19 @@ impl Table {
         out: &mut [f32],
         places: &mut [u32],
     ) -> Result<()> {
+        self.read_found(rows, &rows.ids, engine, ids, out, places)
+    }
+
+    /// Reads as [`Table::read`] does, of the rows that `found_by` has.
+    pub(super) fn read_found(
+        &self,
+        rows: &Rows,
+        found_by: &IdMap,
+        engine: Engine<'_>,
+        ids: &[i64],
+        out: &mut [f32],
+        places: &mut [u32],
+    ) -> Result<()> {
         rows.check_whole()?;
         let failure = OnceLock::new();
         let dim = self.config.dim;
@@ -67,7 +82,8 @@ impl Table {
         let mut of_chunks = places.chunks_mut(chunk);
         let chunks = ids.chunks(chunk).zip(out.chunks_mut(chunk * dim));
         let chunks = chunks.map(|(ids, out)| (ids, out, of_chunks.next().unwrap_or_default())).enumerate();
-        let (source, sum) = (rows.source(self, engine.simd, &failure), AtomicU64::new(0));
+        let source = RowSource { ids: found_by, ..rows.source(self, engine.simd, &failure) };
+        let sum = AtomicU64::new(0);
         for_each_mut(engine.executor, chunks, |(number, (ids, out, places))| {
             with_row_type!(self.config.dtype, row_type => {
                 engine.simd.run(ReadRows { source, ids, out, places: &mut *places, row_type });
@@ -90,16 +106,24 @@ impl Table {
         let (mut scratch, mut settled) = (Vec::new(), Vec::new());
         for (id, values) in ids.iter().zip(values.chunks_exact_mut(slot.width)) {
             let Some(index) = rows.ids.find(*id) else { continue };
-            let mut record = rows.record(index, &mut scratch)?;
-            if let Some(idle) = idle {
-                record.clone_into(&mut settled);
-                // Of tables that catch up the weights lie as they are.
-                self.optimizer.settle(idle, &mut settled[self.config.dim..]);
-                record = &settled;
-            }
+            let record = self.settled(idle, rows.record(index, &mut scratch)?, &mut settled);
             slot.widen(&record[words.clone()], values);
         }
         Ok(Some(values))
+    }
+
+    /// Returns a record with its slots brought up to `idle`, in `settled` if that changes them.
+    pub(super) fn settled<'a>(
+        &self,
+        idle: Option<Idle>,
+        record: &'a [f32],
+        settled: &'a mut Vec<f32>,
+    ) -> &'a [f32] {
+        let Some(idle) = idle else { return record };
+        record.clone_into(settled);
+        // Of tables that catch up the weights lie as they are.
+        self.optimizer.settle(idle, &mut settled[self.config.dim..]);
+        settled
     }
 
     /// Returns what brings rows up to now that the last steps left alone, if steps change those.

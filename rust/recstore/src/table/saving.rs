@@ -156,7 +156,7 @@ impl TableCut {
     pub(crate) fn end(&self, was_saved: bool) {
         let _gate = fork::enter();
         let rows = &mut *self.table.exclusive();
-        rows.changes.end_snapshot(rows.row_ids.used(), was_saved);
+        rows.changes.end_save(&self.cut.snapshot, rows.row_ids.used(), was_saved);
     }
 }
 
