@@ -6,12 +6,14 @@ import json
 import multiprocessing
 import os
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from warm_programs import output_of
 
 from recstore_ops import _native, table_names
 from recstore_ops.doctor import examination as doctor
@@ -275,3 +277,80 @@ def test_a_file_that_cannot_be_read_is_an_error(
         path.write_text(text)
     assert recstore("doctor", "--config", path) == 1
     assert "some.json" in capsys.readouterr().out
+
+
+def closed_port() -> int:
+    """A port on which no server listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def servers_down(config: Callable[[str], Path]) -> tuple[Path, str]:
+    """A configuration file whose servers are down, and the address of one."""
+    port = closed_port()
+    servers = [{"port": port, "shard": 0}, {"port": closed_port(), "shard": 1}]
+    return config(json.dumps({"distributed_client": {"servers": servers}})), f"127.0.0.1:{port}"
+
+
+def test_servers_that_are_down_are_reported_with_the_file_that_names_them(
+    recstore: Recstore, servers_down: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, address = servers_down
+    assert recstore("doctor", "--json") == 1
+    findings = {finding["topic"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert [topic for topic, finding in findings.items() if finding["state"] == "error"] == ["servers"]
+    assert findings["servers"]["found"].startswith(f"{path} names servers: ")
+    assert address in findings["servers"]["found"]
+    assert "without distributed_client.servers" in findings["servers"]["advice"]
+    assert recstore("doctor", "--config", path) == 0, "a file is valid whether its servers run or not"
+
+
+def test_servers_are_tried_for_three_seconds(servers_down: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(_native, "try_servers", lambda *given: tried.append(given))
+    path, _ = servers_down
+    finding = doctor.check_servers()
+    assert finding.state == "ok"
+    assert re.fullmatch(rf"{path} names 127.0.0.1:\d+, 127.0.0.1:\d+, ids by city_hash: all answer", finding.found)
+    [(servers, *others)] = tried
+    assert [len(servers), *others] == [2, "city_hash", None, 3.0, None]
+
+
+@pytest.mark.parametrize("text", [None, "{", '{"cache_ps": {"servers": [{"port": 1, "shard": 0}]}}', '{"other": 1}'])
+def test_no_servers_are_tried_that_no_file_chooses(text: str | None, config: Callable[[str], Path]) -> None:
+    if text is not None:
+        config(text)
+    finding = doctor.check_servers()
+    assert (finding.state, "tables live in the program's process" in finding.found) == ("ok", True)
+
+
+IN_A_PROGRAM = {
+    "DistEmbedding": "recstore_ops.DistEmbedding(None, 2, 't')",
+    "table_names": "recstore_ops.table_names()",
+    "an operator": "torch.ops.recstore.emb_read(torch.tensor([1]), 2)",
+    "set_ps_backend": "recstore_ops.set_ps_backend('servers')",
+    "a checkpoint": "recstore_ops.RecStoreClient().save('/nowhere')",
+}
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("call", IN_A_PROGRAM.values(), ids=IN_A_PROGRAM)
+def test_a_program_is_told_which_file_names_the_servers_that_are_down(
+    call: str, servers_down: tuple[Path, str]
+) -> None:
+    path, address = servers_down
+    below = path.parent / "project" / "notebooks"
+    below.mkdir(parents=True)
+    program = f"""
+import torch, recstore_ops
+from recstore_ops.servers import choosing
+choosing.set_ps_servers.__kwdefaults__["timeout"] = 0.2
+try:
+    {call}
+except ConnectionError as error:
+    print(error)
+"""
+    printed = output_of(program, cwd=below)
+    assert printed.startswith(f"{path} names servers: ")
+    assert address in printed

@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,6 +30,7 @@ from recstore_ops.config.config_file import (
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.config.table_options import DEFAULT_LR, options_of
 from recstore_ops.ops import operators, require_torch
+from recstore_ops.servers.choosing import embedded_for, try_servers, was_chosen
 from recstore_ops.servers.serve_settings import ServeSettings, serve_settings, shard_directory
 from recstore_ops.servers.server_config import (
     ServerAddress,
@@ -138,6 +140,7 @@ MEMORY = Path("/proc/meminfo")
 
 _GIBIBYTE = 2**30
 _SCRATCH_TABLE = "recstore doctor"
+_SECONDS_TO_ANSWER = 3.0
 
 
 def examine() -> list[Finding]:
@@ -158,7 +161,8 @@ def check_native_module() -> Finding:
     """Takes one step in a scratch table, which needs all of the native module."""
     found = f"{_native.__version__} at {_native.__file__}, for the stable ABI of torch {STABLE_ABI_TARGET}"
     try:
-        row = _row_after_one_step()
+        with _in_this_process():
+            row = _row_after_one_step()
     except RuntimeError as error:
         return Finding("native module", f"{found}: {error}", "error", "reinstall recstore-ops")
     if row != -1.0:
@@ -174,6 +178,11 @@ def _row_after_one_step() -> float:
         return operators.emb_read(table.handle, id_one, 1).item()
     finally:
         operators.drop_table(_SCRATCH_TABLE)
+
+
+def _in_this_process() -> AbstractContextManager[None]:
+    """Keeps scratch tables here, unless the program has chosen servers: those of a file may not answer."""
+    return nullcontext() if was_chosen() else embedded_for("recstore doctor")
 
 
 def check_cpu() -> Finding:
@@ -259,6 +268,29 @@ def check_fork() -> Finding:
     return Finding("dataloader", found, advice=advice)
 
 
+def check_servers() -> Finding:
+    """Whether the servers answer on which the configuration file has programs open their tables."""
+    topic, path = "servers", find_config_file()
+    chosen = None if path is None else _chosen_by(path)
+    if path is None or chosen is None:
+        return Finding(topic, "no configuration file chooses servers: tables live in the program's process")
+    try:
+        try_servers(path, chosen, _SECONDS_TO_ANSWER)
+    except (OSError, ValueError) as error:
+        advice = "start them, or programs below that folder fail; without distributed_client.servers they need none"
+        return Finding(topic, str(error), "error", advice)
+    return Finding(topic, f"{path} names {_named(chosen)}: all answer")
+
+
+def _chosen_by(path: Path) -> ServerList | None:
+    """The servers of a valid configuration file; `check_active_config` says what is wrong with another one."""
+    try:
+        document = read_document(path)
+        return None if document_problems(document) else chosen_servers(config_from_document(path, document))
+    except (OSError, ValueError):
+        return None
+
+
 def check_active_config() -> Finding:
     path = find_config_file()
     if path is None:
@@ -282,6 +314,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_cuda,
     check_fork,
     check_active_config,
+    check_servers,
 )
 
 
@@ -295,7 +328,8 @@ def examine_config(path: Path) -> list[Finding]:
     if problems:
         return [Finding(problem.path or "file", problem.message, "error") for problem in problems]
     config = config_from_document(path, document)
-    tables = [_examine_table(name, entry) for name, entry in config.embedding_tables.items()]
+    with _in_this_process():
+        tables = [_examine_table(name, entry) for name, entry in config.embedding_tables.items()]
     return [*tables, *examine_servers(config), *_without_effect(config)]
 
 

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from recstore_ops import _native
-from recstore_ops.config.config_file import active_config
+from recstore_ops.config.config_file import ConfigFile, active_config
 from recstore_ops.config.tokens import check_token
 from recstore_ops.servers.addresses import check_addresses
 from recstore_ops.servers.server_config import ServerAddress, ServerList, Tls, chosen_servers, known_servers
@@ -183,9 +184,9 @@ def set_ps_backend(backend: str) -> None:
             return
         config = active_config()
         found = known_servers(config) if config else None
-        if found is None:
+        if config is None or found is None:
             raise ValueError("no configuration file names servers: name them with set_ps_config or set_ps_servers")
-        _use(found)
+        _use(config, found)
 
 
 def current_ps_backend() -> str:
@@ -212,8 +213,8 @@ def prepare() -> None:
             return
         config = active_config()
         found = chosen_servers(config) if config else None
-        if found is not None:
-            _use(found)
+        if config is not None and found is not None:
+            _use(config, found)
         _choice.was_made = True
 
 
@@ -262,6 +263,27 @@ def use_constructor_address(ps_host: str | None, ps_port: int | None) -> None:
         set_ps_config(ps_host or "", ps_port or 0)
 
 
-def _use(found: ServerList) -> None:
-    servers = [server.all_servers for server in found.servers]
-    set_ps_servers(servers, found.hash_method, token=found.token, tls=found.tls)
+def _use(config: ConfigFile, found: ServerList) -> None:
+    with _naming(config.path):
+        set_ps_servers(found.addresses, found.hash_method, token=found.token, tls=found.tls)
+
+
+def try_servers(path: Path, found: ServerList, timeout: float) -> None:
+    """Connects to the servers of a configuration file, and opens no table there.
+
+    Raises:
+        ValueError: as `set_ps_servers`, with the path of the file.
+        OSError: a file of `tls` cannot be read, or, a `ConnectionError`, a server does not answer within `timeout`.
+    """
+    with _naming(path):
+        _native.try_servers(check_addresses(found.addresses), found.hash_method, found.token, timeout, found.tls)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Names the configuration file in errors about its servers: the program may not know that there is one."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        kinds = (ConnectionError, OSError, ValueError)
+        raise next(kind for kind in kinds if isinstance(error, kind))(f"{path} names servers: {error}") from error

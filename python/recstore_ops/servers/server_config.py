@@ -87,6 +87,11 @@ class ServerList:
     tls: Tls | None = None
     token: str | None = None
 
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of all servers of each shard."""
+        return [server.all_servers for server in self.servers]
+
 
 def chosen_servers(config: ConfigFile) -> ServerList | None:
     """The servers that the file chooses for the tables of a program: those of `distributed_client`, if it names any.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyConnectionError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use recstore::{Error, LocalStore, Shard};
+use recstore::{Error, LocalStore, Serial, Shard};
 use recstore_ps::{
     ClientTls, Combine, Consistency, Durability, FollowedServer, Handler, IdentityFiles, KeptState,
     RemoteConfig, RemoteStore, ServerConfig, ServerError, ServerTls, TlsError, WorkerState, WorkerSync,
@@ -76,6 +76,24 @@ pub(crate) fn use_servers(
     config.timeout = seconds(timeout)?;
     let registry = registry()?;
     py.detach(|| registry.use_servers(config)).map_err(raise)
+}
+
+/// Connects to servers as [`use_servers`] does, and leaves tables where they are opened.
+#[pyfunction]
+pub(crate) fn try_servers(
+    py: Python<'_>,
+    servers: Vec<String>,
+    hash_method: &str,
+    token: Option<String>,
+    timeout: f64,
+    tls: Option<TlsFiles>,
+) -> PyResult<()> {
+    let mut config = RemoteConfig::new(servers);
+    config.hash_method = hash_method.parse().map_err(raise)?;
+    config.token = token;
+    config.tls = tls.map(|tls| tls.of_client()).transpose()?;
+    config.timeout = seconds(timeout)?;
+    py.detach(|| RemoteStore::connect(config, Box::new(Serial)).map(drop)).map_err(raise)
 }
 
 /// Calls servers at other addresses from now on: those that `use_servers` gave this number.
