@@ -325,7 +325,7 @@ def test_no_servers_are_tried_that_no_file_chooses(text: str | None, config: Cal
     assert (finding.state, "tables live in the program's process" in finding.found) == ("ok", True)
 
 
-IN_A_PROGRAM = {
+FIRST_CALLS = {
     "DistEmbedding": "recstore_ops.DistEmbedding(None, 2, 't')",
     "table_names": "recstore_ops.table_names()",
     "an operator": "torch.ops.recstore.emb_read(torch.tensor([1]), 2)",
@@ -335,7 +335,7 @@ IN_A_PROGRAM = {
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("call", IN_A_PROGRAM.values(), ids=IN_A_PROGRAM)
+@pytest.mark.parametrize("call", FIRST_CALLS.values(), ids=FIRST_CALLS)
 def test_a_program_is_told_which_file_names_the_servers_that_are_down(
     call: str, servers_down: tuple[Path, str]
 ) -> None:

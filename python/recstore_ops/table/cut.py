@@ -76,10 +76,9 @@ class TableCut:
             RuntimeError: there is no such slot.
         """
         values = None if self._cut is None else self._cut.slot_of(name, _bytes_of(ids_N))
-        if values is None:
+        if not values:
             return operators.hashtable_slot(self.table.handle, ids_N, name)
-        width = len(values) // (4 * len(ids_N)) if len(ids_N) else 1
-        return _numbers(values, torch.float32).reshape(-1, width)
+        return _numbers(values, torch.float32).reshape(len(ids_N), -1)
 
     def progress(self) -> dict[str, Any]:
         """The table's step and learning rate, and what else its statistics say of the next step."""
