@@ -138,6 +138,16 @@ impl Registry {
         Err(Error::Unsupported { operation, message })
     }
 
+    /// Says that the rows of the table of a number are spread over so many processes.
+    ///
+    /// # Errors
+    /// As [`recstore::InProcessStore::set_shards`].
+    pub fn set_shards(&self, number: i64, shards: usize) -> recstore::Result<()> {
+        let (store, place) = self.place_of("set_shards", number)?;
+        let message = "servers know themselves how many they are";
+        store.needs_process("set_shards", message)?.set_shards(Some(place.table), shards)
+    }
+
     pub(crate) fn place_of(
         &self,
         operation: &'static str,

@@ -161,7 +161,7 @@ def _tensors(batch: list[tuple[int, float]]) -> tuple[torch.Tensor, torch.Tensor
     return ids, torch.tensor([[value] * DIM for _, value in batch]).reshape(-1, DIM)
 
 
-@pytest.mark.one_server_only("a capacity is that of each server")
+@pytest.mark.one_server_only("each server keeps its share of a capacity")
 @given(admission=admissions, eviction=evictions(), schedule=st.lists(calls, max_size=30))
 @settings(max_examples=examples(1500), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_table_agrees_with_the_model(
@@ -230,7 +230,7 @@ def test_a_prefetch_does_not_give_rows_that_left_since(table_name: Callable[[], 
     assert client.wait_and_get(handle, 2).equal(initial)
 
 
-@pytest.mark.one_server_only("a capacity is that of each server")
+@pytest.mark.one_server_only("each server keeps its share of a capacity")
 def test_what_leaves_can_be_seen_before(table_name: Callable[[], str]) -> None:
     table = HashTable(2, table_name(), eviction={"capacity": 2, "policy": "lfu"})
     for ids in ([1, 2, 3], [1, 2], [1]):

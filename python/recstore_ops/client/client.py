@@ -380,7 +380,8 @@ def table_statistics(name: str) -> dict[str, Any]:
         without their own share), and `refusals` of values that were not finite. `step`, `learning_rate`, and
         `learning_rate_was_set` by hand. The memory: `bytes`, the sum of `row_bytes` (weights), `slot_bytes` (the
         optimizer's), `index_bytes` (the id map) and `free_bytes` (records without a row); and the `memory_limit`. If
-        the optimizer has `catch_up`: `idle_kept`, a fraction and an exponent of two, the part of a weight without
+        `eviction` has a `capacity`: `capacity_share`, the rows that a sweep leaves on one server or rank. If the
+        optimizer has `catch_up`: `idle_kept`, a fraction and an exponent of two, the part of a weight without
         gradients that the steps left. With a `disk`: `disk_bytes` of its file, `resident_rows` in memory,
         `rows_fetched` from the disk and `rows_spilled` to it so far, and `disk_nanoseconds` that calls spent on moving
         rows.

@@ -131,6 +131,8 @@ class Table:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{where}{error}") from None
         self.table_id: int = store.find_table(self.name) or 0
+        if self.shard is not None:
+            _native.set_shards(self.table_id, self.shard.world)
         self.collector: Tensor = operators.make_collector()
         self.anchor = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
 

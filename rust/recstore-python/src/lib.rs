@@ -72,8 +72,8 @@ mod _native {
     use super::{
         copy_table, describe_table, disk_reading_way, evict_rows, failed_operator, find_table,
         learning_rates_of, note_sharded, optimizers, set_job_size, set_memory_limit,
-        set_optimizer_learning_rate, simd_levels, statistics_of, store_memory, table_names, table_slots,
-        table_statistics,
+        set_optimizer_learning_rate, set_shards, simd_levels, statistics_of, store_memory, table_names,
+        table_slots, table_statistics,
     };
 
     #[pymodule_init]
@@ -194,6 +194,9 @@ fn statistics_of(py: Python<'_>, table: i64) -> PyResult<Option<Bound<'_, PyDict
     if let Some(idle_kept) = found.idle_kept {
         statistics.set_item("idle_kept", idle_kept.to_vec())?;
     }
+    if let Some(share) = found.capacity_share {
+        statistics.set_item("capacity_share", share)?;
+    }
     Ok(Some(statistics))
 }
 
@@ -210,6 +213,13 @@ fn evict_rows(py: Python<'_>, name: &str, dry_run: bool, ttl: Option<u64>) -> Py
 fn set_memory_limit(py: Python<'_>, limit: Option<u64>) -> PyResult<()> {
     let store = registry()?.embedded();
     py.detach(|| store.set_memory_limit(limit)).map_err(raise)
+}
+
+/// Says that the rows of the table of a number are spread over so many processes.
+#[pyfunction]
+fn set_shards(py: Python<'_>, table: i64, shards: usize) -> PyResult<()> {
+    let registry = registry()?;
+    py.detach(|| registry.set_shards(table, shards)).map_err(raise)
 }
 
 /// The memory limit of all tables together, and the bytes in use.

@@ -122,6 +122,9 @@ pub struct TableStatistics {
     /// alone: a fraction, times two to the power of an exponent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_kept: Option<[f64; 2]>,
+    /// How many rows a sweep leaves here, the share of the eviction's capacity that one of the table's stores has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_share: Option<u64>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]

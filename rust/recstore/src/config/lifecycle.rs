@@ -69,7 +69,8 @@ pub struct EvictionConfig {
     /// Rows with a smaller L2 norm leave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_norm: Option<f64>,
-    /// Of more rows than this, as many as there are too many leave, the least by `policy`.
+    /// Of more rows than this, as many as there are too many leave, the least by `policy`. Of a table whose rows are spread
+    /// over several stores each keeps its share, rounded up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,
     /// Which rows are the least.
@@ -174,6 +175,11 @@ impl AdmissionConfig {
 }
 
 impl EvictionConfig {
+    /// Returns how many rows one of so many stores keeps, if there is a capacity.
+    pub(crate) fn share(&self, shards: usize) -> Option<u64> {
+        self.capacity.map(|capacity| capacity.div_ceil(shards.max(1) as u64))
+    }
+
     /// Returns how many steps after its sweep a row leaves.
     pub(crate) fn delay(&self) -> u64 {
         self.delay.unwrap_or_else(|| (self.interval / 10).max(1))

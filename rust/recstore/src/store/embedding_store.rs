@@ -143,6 +143,13 @@ pub trait InProcessStore: EmbeddingStore {
     /// [`crate::Error::InvalidConfig`] for a limit of 0.
     fn set_memory_limit(&self, limit: Option<u64>) -> Result<()>;
 
+    /// Says that the rows of tables are spread over so many stores, of which this is one: of a capacity each keeps its
+    /// share. Counts for one table, or for all that are made or loaded from now on.
+    ///
+    /// # Errors
+    /// [`crate::Error::UnknownHandle`]; [`crate::Error::InvalidConfig`] for 0.
+    fn set_shards(&self, table: Option<TableId>, shards: usize) -> Result<()>;
+
     /// Returns what all tables take of memory together, and their limit.
     fn memory(&self) -> StoreMemory;
 

@@ -273,6 +273,19 @@ impl InProcessStore for LocalStore {
         Ok(())
     }
 
+    fn set_shards(&self, table: Option<TableId>, shards: usize) -> Result<()> {
+        const OPERATION: &str = "set_shards";
+        if shards == 0 {
+            let message = "rows must be spread over at least 1 store, got 0".to_owned();
+            return Err(Error::InvalidConfig { message });
+        }
+        match table {
+            None => self.budget.set_shards(shards),
+            Some(table) => self.shared().get(OPERATION, table)?.set_shards(shards),
+        }
+        Ok(())
+    }
+
     fn memory(&self) -> StoreMemory {
         StoreMemory { limit: self.budget.limit(), in_use: self.budget.in_use() }
     }

@@ -1,21 +1,22 @@
-//! What the tables of a store may take of memory together.
+//! What the tables of a store may take: of memory together, and of the rows that are spread over several stores.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// The limit of a store that has none.
 const NO_LIMIT: u64 = u64::MAX;
 
-/// The memory limit of a store and what its tables take together.
+/// The memory limit of a store, what its tables take together, and over how many stores their rows are spread.
 #[derive(Debug)]
 pub(crate) struct MemoryBudget {
     limit: AtomicU64,
     in_use: AtomicU64,
+    shards: AtomicUsize,
 }
 
 impl Default for MemoryBudget {
     fn default() -> Self {
-        Self { limit: AtomicU64::new(NO_LIMIT), in_use: AtomicU64::new(0) }
+        Self { limit: AtomicU64::new(NO_LIMIT), in_use: AtomicU64::new(0), shards: AtomicUsize::new(1) }
     }
 }
 
@@ -31,6 +32,15 @@ impl MemoryBudget {
 
     pub(crate) fn in_use(&self) -> u64 {
         self.in_use.load(Ordering::Relaxed)
+    }
+
+    /// Sets over how many stores the rows of tables are spread that are made from now on.
+    pub(crate) fn set_shards(&self, shards: usize) {
+        self.shards.store(shards, Ordering::Relaxed);
+    }
+
+    pub(crate) fn shards(&self) -> usize {
+        self.shards.load(Ordering::Relaxed)
     }
 
     /// Takes `bytes` if they fit.

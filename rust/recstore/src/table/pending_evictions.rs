@@ -50,7 +50,7 @@ impl Rows {
         let Some(config) = &table.config.eviction else { return };
         if self.step / config.interval > before / config.interval && self.sweep.is_none() {
             let steps = SweepSteps { began: self.step, leaves: self.step.saturating_add(config.delay()) };
-            let sweep = Arc::new(Sweep::begin(config, self.ids.len(), steps));
+            let sweep = Arc::new(Sweep::begin(config, table.shards(), self.ids.len(), steps));
             run_aside(table, &sweep);
             self.sweep = Some(sweep);
         }
@@ -67,17 +67,17 @@ impl Table {
         let config = &EvictionConfig { ttl: ttl.or(own.ttl), ..own.clone() };
         if dry_run {
             let rows = self.shared();
-            let chosen = sweep_of_now(config, &rows).finish(self, &rows);
+            let chosen = self.sweep_of_now(config, &rows).finish(self, &rows);
             return Ok(chosen.into_iter().filter(|id| !config.keep.contains(id)).collect());
         }
         self.check_writable(OPERATION, 0)?;
         let rows = &mut *self.exclusive();
-        let sweep = sweep_of_now(config, rows);
+        let sweep = self.sweep_of_now(config, rows);
         let chosen = sweep.finish(self, rows);
         rows.evict(&sweep, chosen)
     }
-}
 
-fn sweep_of_now(config: &EvictionConfig, rows: &Rows) -> Sweep {
-    Sweep::of_now(config, rows.ids.len(), rows.step)
+    fn sweep_of_now(&self, config: &EvictionConfig, rows: &Rows) -> Sweep {
+        Sweep::of_now(config, self.shards(), rows.ids.len(), rows.step)
+    }
 }

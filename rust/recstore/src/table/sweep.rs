@@ -57,9 +57,9 @@ pub(super) struct Progress {
 }
 
 impl Sweep {
-    /// Begins a sweep of a table as it is after step `steps.began`.
-    pub(super) fn begin(config: &EvictionConfig, rows: usize, steps: SweepSteps) -> Self {
-        let capacity = config.capacity.map_or(usize::MAX, |capacity| capacity as usize);
+    /// Begins a sweep of a table as it is after step `steps.began`, one of so many `shards`.
+    pub(super) fn begin(config: &EvictionConfig, shards: usize, rows: usize, steps: SweepSteps) -> Self {
+        let capacity = config.share(shards).map_or(usize::MAX, |capacity| capacity as usize);
         let least = Least::new(rows.saturating_sub(capacity));
         Self {
             steps,
@@ -72,14 +72,14 @@ impl Sweep {
     }
 
     /// Begins a sweep of a table that nobody changes until it is done.
-    pub(super) fn of_now(config: &EvictionConfig, rows: usize, step: u64) -> Self {
-        let sweep = Self::begin(config, rows, SweepSteps { began: step, leaves: step });
+    pub(super) fn of_now(config: &EvictionConfig, shards: usize, rows: usize, step: u64) -> Self {
+        let sweep = Self::begin(config, shards, rows, SweepSteps { began: step, leaves: step });
         Self { newest: u64::MAX, ..sweep }
     }
 
     /// Returns a sweep that chose these ids.
     pub(super) fn done(config: &EvictionConfig, steps: SweepSteps, chosen: Vec<i64>) -> Self {
-        let sweep = Self::begin(config, 0, steps);
+        let sweep = Self::begin(config, 1, 0, steps);
         let progress = Progress { is_done: true, chosen: chosen.into_iter().collect(), least: Least::new(0) };
         Self { progress: Mutex::new(progress), ..sweep }
     }

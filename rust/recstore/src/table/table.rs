@@ -1,6 +1,6 @@
 //! One table: what it is, and the lock around its rows.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::access_stats::Usages;
@@ -39,6 +39,8 @@ pub(crate) struct Table {
     /// How many tables of the process are older; see `lock_order`.
     pub(super) age: u64,
     pub(super) refusals: AtomicU64,
+    /// Over how many stores its rows are spread.
+    shards: AtomicUsize,
     pub(super) rows: RwLock<Rows>,
 }
 
@@ -70,6 +72,7 @@ impl Table {
             generation: fork::generation(),
             age: TABLES.fetch_add(1, Ordering::Relaxed),
             refusals: AtomicU64::new(0),
+            shards: AtomicUsize::new(budget.shards()),
             rows: RwLock::new(Rows {
                 ids: IdMap::default(),
                 allocator: IdAllocator::default(),
@@ -152,6 +155,7 @@ impl Table {
             learning_rate: rows.learning_rate,
             learning_rate_was_set: rows.learning_rate_was_set,
             idle_kept: self.config.optimizer.idle_decay().map(|_| rows.kept.as_pair()),
+            capacity_share: self.config.eviction.as_ref().and_then(|eviction| eviction.share(self.shards())),
         }
     }
 
@@ -170,6 +174,15 @@ impl Table {
         rows.learning_rate = lr;
         rows.learning_rate_was_set |= explicit;
         Ok(())
+    }
+
+    /// Sets over how many stores the rows are spread, from the next sweep on.
+    pub(crate) fn set_shards(&self, shards: usize) {
+        self.shards.store(shards, Ordering::Relaxed);
+    }
+
+    pub(super) fn shards(&self) -> usize {
+        self.shards.load(Ordering::Relaxed)
     }
 
     pub(super) fn shared(&self) -> RwLockReadGuard<'_, Rows> {
