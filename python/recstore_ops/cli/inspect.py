@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -72,6 +73,7 @@ def _as_json(report: CheckpointReport, slots: bool) -> dict[str, Any]:
         "path": str(report.path),
         "snapshots": [{**asdict(snapshot), "created": snapshot.created.isoformat()} for snapshot in report.snapshots],
         "tables": [_table_as_json(saved, slots) for saved in report.tables.values()],
+        **({} if report.left_out is None else {"left_out": report.left_out}),
     }
 
 
@@ -110,10 +112,20 @@ def _print(report: CheckpointReport, in_full: bool, slots: bool) -> None:
     newest = report.snapshots[-1]
     if newest.metadata is not None:
         console.print(f"metadata: {json.dumps(newest.metadata)}", markup=False, highlight=False)
+    if report.left_out is not None:
+        console.print(_left_out_line(report.left_out), markup=False, highlight=False)
     console.print()
     console.print(_tables_grid(list(report.tables.values())))
     for saved in report.tables.values():
         _print_table(console, saved.table, in_full, slots)
+
+
+def _left_out_line(left_out: dict[str, Any]) -> str:
+    at = datetime.fromtimestamp(left_out["seconds"], timezone.utc)
+    return (
+        f"left out at the start of {at:%Y-%m-%d %H:%M:%S} UTC: the last {left_out['bytes']:,} bytes of the log's file "
+        f"{left_out['file']}, cut short by a crash or damaged: {left_out['message']}"
+    )
 
 
 def _snapshots_grid(report: CheckpointReport) -> Grid:

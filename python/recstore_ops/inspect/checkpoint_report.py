@@ -71,11 +71,14 @@ class CheckpointReport:
         path: the directory.
         snapshots: all of its snapshots, the oldest first.
         tables: the tables of the newest, by name; or the one that was asked for.
+        left_out: the end of a server's log that a start left out, damaged or cut short by a crash; else `None`. It has
+            the `file`, the `start` and the `bytes` there, a `message`, and the time in `seconds` of Unix time.
     """
 
     path: Path
     snapshots: list[SnapshotReport]
     tables: dict[str, SavedTableReport]
+    left_out: dict[str, Any] | None = None
 
     def _repr_html_(self) -> str:
         snapshots = (
@@ -113,8 +116,9 @@ def inspect_checkpoint(
     with embedded_for("inspect_checkpoint"), _loaded(directory) as (snapshots, found):
         chosen = _chosen(sorted(found.tables), table, asked is not None)
         chain = _chain(snapshots)
-        tables = {name: _inspect_table(name, _files_bytes(chain, name), asked) for name in chosen}
-    return CheckpointReport(Path(directory), [_inspect_snapshot(snapshot) for snapshot in snapshots], tables)
+        tables = {name: _inspect_table(name, _parts(chain, name), asked) for name in chosen}
+    left_out = _native.left_out_of_log(directory)
+    return CheckpointReport(Path(directory), [_inspect_snapshot(snapshot) for snapshot in snapshots], tables, left_out)
 
 
 @contextmanager
@@ -154,15 +158,14 @@ def _chain(snapshots: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return chain
 
 
-def _files_bytes(chain: list[dict[str, Any]], name: str) -> int:
-    """The bytes of the files that a table is loaded from: back to the last snapshot that has all of its rows."""
-    total = 0
+def _parts(chain: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The entries that a table is loaded from, the newest first: back to the last snapshot that has all of its rows."""
+    parts: list[dict[str, Any]] = []
     for snapshot in chain:
-        entry = next(entry for entry in snapshot["tables"] if entry["name"] == name)
-        total += _bytes_of(entry)
-        if not entry["is_delta"]:
+        parts.append(next(entry for entry in snapshot["tables"] if entry["name"] == name))
+        if not parts[-1]["is_delta"]:
             break
-    return total
+    return parts
 
 
 def _bytes_of(entry: dict[str, Any]) -> int:
@@ -180,11 +183,14 @@ def _inspect_snapshot(snapshot: dict[str, Any]) -> SnapshotReport:
     )
 
 
-def _inspect_table(name: str, files_bytes: int, ids: Tensor | None) -> SavedTableReport:
-    norms, non_finite = _norms(Table.open(name))
+def _inspect_table(name: str, parts: list[dict[str, Any]], ids: Tensor | None) -> SavedTableReport:
+    table = Table.open(name)
+    # Servers or ranks that saved the table share a capacity. A delta has no file of one without changes.
+    _native.set_shards(table.table_id, max((len(entry["shards"]) for entry in parts), default=1) or 1)
     # The norms of a single row: those over all rows take their place.
+    norms, non_finite = _norms(table)
     report = replace(inspect_table(name, ids, sample=1), norms=norms)
-    return SavedTableReport(report, files_bytes, non_finite)
+    return SavedTableReport(report, sum(map(_bytes_of, parts)), non_finite)
 
 
 def _norms(table: Table) -> tuple[RowNorms | None, int]:

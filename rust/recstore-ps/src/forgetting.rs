@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::durable::directory_lock::{DirectoryLock, NAME as LOCK};
 use crate::durable::journal::{CHECKPOINT, INCARNATION, LOG, answers_in, in_log};
-use crate::durable::log::Log;
+use crate::durable::log::{LEFT_OUT, Log};
 use crate::durable::state_directory::{Durability, StateDirectory, is_server_directory, standing_in};
 use crate::durable::{MANIFEST, in_file};
 use crate::handler::Handler;
@@ -59,6 +59,7 @@ pub fn tables_in(path: &Path) -> Result<TablesFound> {
     }
     let Some(log) = log else { return Ok(found) };
     found.files.extend(Log::files(&log).map_err(in_log)?.into_iter().map(|name| format!("{LOG}/{name}")));
+    found.files.insert(format!("{LOG}/{LEFT_OUT}"));
     let opened = Log::look_through(&log, |logged| {
         let request = Request::of(&logged.frame).map_err(|error| error.to_string())?;
         if let Request::Manage(Management::OpenTable { name, .. }) = request {

@@ -44,6 +44,7 @@ mod workers;
 pub use asynchronous::{AsyncConfig, AsyncError, AsyncStore, AsyncTarget, Callback, Timestamp};
 pub use client::{RemoteConfig, RemoteStore, WireDtype};
 pub use config::{ServerConfig, ServerError};
+pub use durable::left_out::{LeftOut, left_out_of_log};
 pub use durable::state_directory::{
     Durability, FollowedServer, KeptState, is_server_directory, shard_counts,
 };

@@ -105,8 +105,8 @@ fn last_change(handler: &Handler, client: ClientId) -> (u64, Value) {
 
 fn found(directory: &Path, handler: &Handler, store: &LocalStore, clients: &[ClientId]) -> Expected {
     let number = |name: &String| (name.clone(), store.find_numbered(name).unwrap().unwrap().0);
-    let mut files: Vec<_> =
-        fs::read_dir(directory.join("log")).unwrap().map(|file| file.unwrap().file_name()).collect();
+    let names = fs::read_dir(directory.join("log")).unwrap().map(|file| file.unwrap().file_name());
+    let mut files: Vec<_> = names.filter(|name| name.to_string_lossy().ends_with(".log")).collect();
     files.sort();
     let last = |client: &ClientId| (format!("{:032x}", client.0), last_change(handler, *client));
     Expected {

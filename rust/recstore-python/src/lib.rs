@@ -60,8 +60,8 @@ mod _native {
     use super::requests::Requests;
     #[pymodule_export]
     use super::servers::{
-        Server, barrier, leave_workers, move_servers, promote, reshard, shard_counts, try_servers,
-        use_embedded, use_servers, workers,
+        Server, barrier, leave_workers, left_out_of_log, move_servers, promote, reshard, shard_counts,
+        try_servers, use_embedded, use_servers, workers,
     };
     #[pymodule_export]
     use super::table_cut::{TableCut, cut_tables};

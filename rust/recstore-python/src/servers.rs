@@ -12,6 +12,7 @@ use recstore_ps::{
     RemoteConfig, RemoteStore, ServerConfig, ServerError, ServerTls, TlsError, WorkerState, WorkerSync,
 };
 
+use crate::checkpoint::from_json;
 use crate::registry;
 
 /// How long requests under way may take when a server is stopped.
@@ -326,6 +327,14 @@ pub(crate) fn reshard(
 #[expect(clippy::needless_pass_by_value, reason = "pyo3 gives it so")]
 pub(crate) fn shard_counts(data: PathBuf) -> PyResult<Vec<usize>> {
     Ok(recstore_ps::shard_counts(&data).map_err(raise)?.into_iter().collect())
+}
+
+/// Returns what a start left out of the end of the log of a server's directory, or `None`.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "pyo3 gives it so")]
+pub(crate) fn left_out_of_log(py: Python<'_>, directory: PathBuf) -> PyResult<Option<Bound<'_, PyAny>>> {
+    let found = py.detach(|| recstore_ps::left_out_of_log(&directory)).map_err(raise)?;
+    found.map(|left_out| from_json(py, serde_json::to_string(&left_out))).transpose()
 }
 
 /// Returns a time that may be waited.

@@ -173,6 +173,11 @@ impl Journal {
             Ok(())
         };
         let log = Log::open(&logs, state.last, again).map_err(in_log)?;
+        if let Some(left_out) = log.left_out() {
+            let path = logs.path().join(&left_out.file);
+            let (shard, file, bytes) = (metrics.shard(), path.display(), left_out.bytes);
+            tracing::warn!(shard, %file, bytes, reason = %left_out.message, "left out the end of the log: a crash cut its last record short, or it is damaged");
+        }
         let shown = directory.path().display();
         tracing::info!(shard = metrics.shard(), directory = %shown, changes, "recovered");
         let (directory, last, order) = (directory.clone(), log.last(), Mutex::new(order));

@@ -4,6 +4,7 @@ pub(crate) mod directory_lock;
 pub(crate) mod feed;
 pub(crate) mod followers;
 pub(crate) mod journal;
+pub(crate) mod left_out;
 pub(crate) mod log;
 pub(crate) mod moves;
 pub(crate) mod state_directory;

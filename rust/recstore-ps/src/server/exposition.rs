@@ -93,6 +93,8 @@ fn add_replication(handler: &Handler, to: &Registry) -> Result<()> {
 fn add_log(lag: Lag, to: &Registry) -> Result<()> {
     let bytes = IntGauge::new("recstore_log_bytes", "Bytes of log behind the last checkpoint.")?;
     registered(to, bytes)?.set(lag.bytes as i64);
+    let left_out = "Bytes of the log's end that the start left out, cut short or damaged.";
+    registered(to, IntGauge::new("recstore_log_left_out_bytes", left_out)?)?.set(lag.left_out as i64);
     let pending = "Changes in the log that the disk is not known to have yet.";
     registered(to, IntGauge::new("recstore_log_pending_changes", pending)?)?.set(lag.pending as i64);
     Ok(())

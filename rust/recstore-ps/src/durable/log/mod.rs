@@ -6,10 +6,13 @@
 
 mod appended;
 mod durable;
+mod left_out;
 mod reader;
 mod record;
 mod segment;
 pub(crate) mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -22,6 +25,8 @@ use recstore::{Directory, FileError};
 use crate::wire::codec::{ClientId, Frame, Received};
 use appended::LARGE_BYTES;
 use durable::Durable;
+pub use left_out::LeftOut;
+pub(crate) use left_out::NAME as LEFT_OUT;
 pub(crate) use reader::{Reader, Sent};
 use record::Record;
 pub(crate) use segment::Staged;
@@ -52,6 +57,8 @@ pub(crate) struct Lag {
     pub(crate) bytes: u64,
     /// The changes that the disk is not known to have yet.
     pub(crate) pending: u64,
+    /// The bytes of the log's end that the start left out.
+    pub(crate) left_out: u64,
 }
 
 /// Changes in the order in which they were made.
@@ -60,6 +67,7 @@ pub(crate) struct Log {
     directory: Directory,
     tail: Mutex<Tail>,
     durable: Durable,
+    left_out: Option<LeftOut>,
 }
 
 /// Where the log ends.
@@ -72,7 +80,8 @@ struct Tail {
 
 impl Log {
     /// Opens the log in `directory`, and calls `again` with each change behind number
-    /// `after`, in their order. What a crash left of a record at the end is cut off: nobody was told of it.
+    /// `after`, in their order. From a record on that cannot be read, and behind which there is none, the end is left out;
+    /// [`Log::left_out`] tells it.
     ///
     /// # Errors
     /// [`LogError`]: a file is damaged before its end, or changes are missing; as `again`.
@@ -83,13 +92,15 @@ impl Log {
     ) -> Result<Self, LogError> {
         let last = Cell::new(after);
         let files = segments(directory)?;
+        let end = files.iter().rposition(|(_, name)| segment::record_bytes(directory, name) > 0);
+        let mut left_out = None;
         for (place, (first, name)) in files.iter().enumerate() {
             let path = &directory.path().join(name);
             let next = files.get(place + 1).map(|(first, _)| *first);
             if next.is_some_and(|next| next <= after + 1) {
                 continue;
             }
-            if *first > last.get() + 1 {
+            if *first > last.get() + 1 && left_out.is_none() {
                 let missing = last.get() + 1;
                 return Err(refused(path, format!("the changes from {missing} on are missing before it")));
             }
@@ -101,9 +112,10 @@ impl Log {
                 last.set(number);
                 again(logged).map_err(|message| refused(path, format!("change {number}: {message}")))
             };
-            // Only the last file may be cut off: one is synced before the next is begun.
-            let ending = if next.is_none() { Ending::CutOff } else { Ending::Refused };
-            segment::read(directory, name, ending, |entry| match entry {
+            // Only the last file with records may be cut off: one is synced before the next is begun. Those behind it are of
+            // starts that wrote nothing.
+            let ending = if end.is_none_or(|end| place >= end) { Ending::CutOff } else { Ending::Refused };
+            let found = segment::read(directory, name, ending, |entry| match entry {
                 Entry::Change(logged) => make(standing.replace(logged)),
                 Entry::TakenBack { number } => {
                     standing.take_if(|logged| logged.number == number);
@@ -111,14 +123,27 @@ impl Log {
                     last.set(last.get().max(number));
                     Ok(())
                 }
+                Entry::Room => Ok(()),
             })?;
             make(standing)?;
+            left_out = left_out.or(found);
+        }
+        if left_out.is_some() {
+            let behind = files.iter().skip(end.map_or(0, |end| end + 1));
+            behind
+                .into_iter()
+                .try_for_each(|(_, name)| directory.remove_file(name).map_err(inside(directory)))?;
         }
         let last = last.into_inner();
         // A new file at each start: none is appended to that an earlier process wrote.
         let segment = Segment::create(directory, last + 1)?;
         let durable = Durable::new(last);
-        Ok(Self { directory: directory.clone(), tail: Mutex::new(Tail { segment, last }), durable })
+        Ok(Self { directory: directory.clone(), tail: Mutex::new(Tail { segment, last }), durable, left_out })
+    }
+
+    /// Returns the end of the log that opening it left out.
+    pub(crate) fn left_out(&self) -> Option<&LeftOut> {
+        self.left_out.as_ref()
     }
 
     /// Calls `each` with all changes of the log in `directory`, also those that were taken back, and changes nothing there.
@@ -132,11 +157,11 @@ impl Log {
         let files = Self::files(directory)?;
         for (place, name) in files.iter().enumerate() {
             let ending = if place + 1 == files.len() { Ending::Left } else { Ending::Refused };
-            segment::read(directory, name, ending, |entry| match entry {
+            _ = segment::read(directory, name, ending, |entry| match entry {
                 Entry::Change(logged) => {
                     each(logged).map_err(|message| refused(directory.path().join(name), message))
                 }
-                Entry::TakenBack { .. } => Ok(()),
+                Entry::TakenBack { .. } | Entry::Room => Ok(()),
             })?;
         }
         Ok(())
@@ -306,7 +331,8 @@ impl Log {
         let files = segments(&self.directory)?;
         let bytes = files.iter().map(|(_, name)| segment::record_bytes(&self.directory, name)).sum();
         let durable = self.durable.last();
-        Ok(Lag { bytes, pending: self.lock().last.saturating_sub(durable) })
+        let left_out = self.left_out.as_ref().map_or(0, |left_out| left_out.bytes);
+        Ok(Lag { bytes, pending: self.lock().last.saturating_sub(durable), left_out })
     }
 
     fn lock(&self) -> MutexGuard<'_, Tail> {
@@ -315,6 +341,7 @@ impl Log {
 }
 
 fn remove_segments(directory: &Directory) -> Result<(), LogError> {
+    LeftOut::remove(directory)?;
     let remove = |(_, name): (u64, String)| directory.remove_file(name).map_err(inside(directory));
     segments(directory)?.into_iter().try_for_each(remove)
 }
@@ -333,224 +360,4 @@ fn refused(path: impl AsRef<Path>, message: impl Display) -> LogError {
 
 fn at<E: Display>(path: &Path) -> impl FnOnce(E) -> LogError {
     move |error| refused(path, error)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::wire::codec::Request;
-    use recstore::TableId;
-    use std::fs;
-
-    fn append(log: &Log, client: u128, id: i64) -> u64 {
-        let (ids, request) = ([id], 7);
-        let delete = Request::Delete { table: TableId(1), ids: &ids };
-        delete
-            .with_frame(request, id as u64, |frame| log.append(ClientId(client), frame, None))
-            .unwrap()
-            .unwrap()
-    }
-
-    /// Number, client, and the sequence number of the frame.
-    type Made = (u64, u128, u64);
-
-    /// Opens a log and returns the changes behind `after`.
-    fn opened(directory: &Path, after: u64) -> Result<(Log, Vec<Made>), LogError> {
-        let mut made = Vec::new();
-        let log = Log::open(&Directory::open(directory).unwrap(), after, |logged| {
-            made.push((logged.number, logged.client.0, logged.frame.header.sequence));
-            Ok(())
-        })?;
-        Ok((log, made))
-    }
-
-    #[test]
-    fn changes_come_back_in_their_order_but_for_those_taken_back() {
-        let directory = tempfile::tempdir().unwrap();
-        let (log, made) = opened(directory.path(), 0).unwrap();
-        assert_eq!(made, []);
-        assert_eq!([append(&log, 1, 10), append(&log, 2, 20)], [1, 2]);
-        log.take_back(2).unwrap();
-        append(&log, u128::MAX, 30);
-        log.wait(3).unwrap();
-        drop(log);
-        let (log, made) = opened(directory.path(), 0).unwrap();
-        assert_eq!(made, [(1, 1, 10), (3, u128::MAX, 30)]);
-        assert_eq!(append(&log, 1, 40), 4);
-        drop(log);
-        assert_eq!(opened(directory.path(), 1).unwrap().1, [(3, u128::MAX, 30), (4, 1, 40)]);
-    }
-
-    #[test]
-    fn a_change_taken_back_at_the_end_of_a_file_is_not_missed() {
-        let directory = tempfile::tempdir().unwrap();
-        let (log, _) = opened(directory.path(), 0).unwrap();
-        append(&log, 1, 10);
-        append(&log, 1, 20);
-        log.take_back(2).unwrap();
-        assert_eq!(log.rotate().unwrap(), 2);
-        assert_eq!(append(&log, 1, 30), 3);
-        log.take_back(3).unwrap();
-        drop(log);
-        let (log, made) = opened(directory.path(), 0).unwrap();
-        assert_eq!(made, [(1, 1, 10)]);
-        assert_eq!(append(&log, 1, 40), 4);
-        drop(log);
-        assert_eq!(opened(directory.path(), 0).unwrap().1, [(1, 1, 10), (4, 1, 40)]);
-    }
-
-    #[test]
-    fn a_log_cut_anywhere_gives_the_changes_before_and_goes_on() {
-        let directory = tempfile::tempdir().unwrap();
-        let (log, _) = opened(directory.path(), 0).unwrap();
-        let ends: Vec<u64> = (0..3)
-            .map(|id| {
-                append(&log, 1, -1 - id);
-                fs::metadata(directory.path().join("0000000000000001.log")).unwrap().len()
-            })
-            .collect();
-        let whole = fs::read(directory.path().join("0000000000000001.log")).unwrap();
-        for len in 0..=whole.len() {
-            for tail in [0, 5_000] {
-                let other = tempfile::tempdir().unwrap();
-                let mut bytes = whole[..len].to_vec();
-                bytes.resize(if len < 16 { len } else { len + tail }, 0);
-                fs::write(other.path().join("0000000000000001.log"), bytes).unwrap();
-                let expected = ends.iter().filter(|end| **end <= len as u64).count();
-                let (log, made) = opened(other.path(), 0).unwrap();
-                assert_eq!(made.len(), expected, "{len}");
-                append(&log, 1, 99);
-                drop(log);
-                assert_eq!(opened(other.path(), 0).unwrap().1.len(), expected + 1, "{len}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_byte_that_flipped_within_a_log_is_told() {
-        let directory = tempfile::tempdir().unwrap();
-        let (log, _) = opened(directory.path(), 0).unwrap();
-        (0..3).for_each(|id| _ = append(&log, 1, id));
-        let path = directory.path().join("0000000000000001.log");
-        let whole = fs::read(&path).unwrap();
-        let second = whole.len() / 3;
-        for place in 0..second {
-            let mut bytes = whole.clone();
-            bytes[place] ^= 0x40;
-            fs::write(&path, bytes).unwrap();
-            let error = opened(directory.path(), 0).unwrap_err().to_string();
-            assert!(error.starts_with(&path.display().to_string()), "{place}: {error}");
-        }
-    }
-
-    #[test]
-    fn files_go_when_a_checkpoint_has_their_changes() {
-        let directory = tempfile::tempdir().unwrap();
-        let (log, _) = opened(directory.path(), 0).unwrap();
-        for round in 0..3 {
-            append(&log, 1, round * 2);
-            append(&log, 1, round * 2 + 1);
-            assert_eq!(log.rotate().unwrap(), 2 * round as u64 + 2);
-            assert_eq!(log.rotate().unwrap(), 2 * round as u64 + 2);
-        }
-        assert_eq!(segments(&Directory::open(directory.path()).unwrap()).unwrap().len(), 4);
-        log.trim(5).unwrap();
-        drop(log);
-        assert_eq!(opened(directory.path(), 4).unwrap().1, [(5, 1, 4), (6, 1, 5)]);
-        let error = opened(directory.path(), 2).unwrap_err().to_string();
-        assert!(error.ends_with("the changes from 3 on are missing before it"), "{error}");
-    }
-
-    #[test]
-    fn threads_wait_for_the_disk_together() {
-        let directory = tempfile::tempdir().unwrap();
-        let (log, _) = opened(directory.path(), 0).unwrap();
-        std::thread::scope(|scope| {
-            for client in 0..4 {
-                let log = &log;
-                scope.spawn(move || (0..25).for_each(|id| log.wait(append(log, client, id)).unwrap()));
-            }
-        });
-        drop(log);
-        assert_eq!(opened(directory.path(), 0).unwrap().1.len(), 100);
-    }
-
-    /// A frame that is worth staging.
-    fn large(log: &Log, sequence: u64, end: impl FnOnce(&Frame<'_>, Option<Staged>)) {
-        let ids: Vec<i64> = (0..LARGE_BYTES as i64 / 8).collect();
-        let delete = Request::Delete { table: TableId(1), ids: &ids };
-        let written = delete.with_frame(7, sequence, |frame| {
-            let mut staged = log.stage(frame.bytes() as u64);
-            frame.write(staged.as_mut().unwrap()).unwrap();
-            end(frame, staged);
-        });
-        written.unwrap();
-    }
-
-    #[test]
-    fn frames_written_while_they_came_come_back_in_the_order_of_their_changes() {
-        let directory = tempfile::tempdir().unwrap();
-        let (log, _) = opened(directory.path(), 0).unwrap();
-        large(&log, 10, |first, staged| {
-            // Others come and go before the first is whole.
-            append(&log, 2, 20);
-            large(&log, 30, |frame, staged| _ = log.append(ClientId(3), frame, staged).unwrap());
-            large(&log, 40, |_, staged| drop(staged));
-            assert_eq!(log.append(ClientId(1), first, staged).unwrap(), 3);
-        });
-        log.wait(3).unwrap();
-        let bytes = log.lag().unwrap().bytes;
-        assert!((3 * LARGE_BYTES..4 * LARGE_BYTES).contains(&bytes), "{bytes}: a frame was written twice");
-        drop(log);
-        let (log, made) = opened(directory.path(), 0).unwrap();
-        assert_eq!(made, [(1, 2, 20), (2, 3, 30), (3, 1, 10)]);
-        append(&log, 1, 50);
-        drop(log);
-        assert_eq!(opened(directory.path(), 2).unwrap().1, [(3, 1, 10), (4, 1, 50)]);
-    }
-
-    #[test]
-    fn a_frame_staged_before_the_next_file_or_in_part_is_written_again() {
-        let directory = tempfile::tempdir().unwrap();
-        let (log, _) = opened(directory.path(), 0).unwrap();
-        append(&log, 1, 5);
-        large(&log, 10, |frame, staged| {
-            assert_eq!(log.rotate().unwrap(), 1);
-            log.append(ClientId(1), frame, staged).unwrap();
-            let partly = log.stage(frame.bytes() as u64 + 1);
-            log.append(ClientId(1), frame, partly).unwrap();
-        });
-        drop(log);
-        assert_eq!(opened(directory.path(), 0).unwrap().1, [(1, 1, 5), (2, 1, 10), (3, 1, 10)]);
-    }
-
-    #[test]
-    fn a_frame_that_was_coming_at_the_end_counts_nowhere() {
-        let directory = tempfile::tempdir().unwrap();
-        let (log, _) = opened(directory.path(), 0).unwrap();
-        append(&log, 1, 10);
-        let path = directory.path().join("0000000000000001.log");
-        let before = fs::metadata(&path).unwrap().len();
-        large(&log, 20, |frame, staged| _ = log.append(ClientId(1), frame, staged).unwrap());
-        drop(log);
-        let whole = fs::read(&path).unwrap();
-        let kept = |bytes: &[u8]| {
-            let other = tempfile::tempdir().unwrap();
-            fs::write(other.path().join("0000000000000001.log"), bytes).unwrap();
-            opened(other.path(), 0).map(|(_, made)| made.len())
-        };
-        assert_eq!(kept(&whole).unwrap(), 2);
-        // In the head of the room, in the room, at its end, in the record that refers to it.
-        for len in [before + 7, before + 40, before + 50_000, whole.len() as u64 - 40, whole.len() as u64 - 1]
-        {
-            assert_eq!(kept(&whole[..len as usize]).unwrap(), 1, "{len}");
-        }
-        // What a crash left of a frame that nobody was told of, and what it cannot have left.
-        let mut flipped = whole.clone();
-        flipped[before as usize + 50_000] ^= 1;
-        assert_eq!(kept(&flipped).unwrap(), 1);
-        let another = [&flipped[..], &whole[16..before as usize]].concat();
-        let error = kept(&another).unwrap_err().to_string();
-        assert!(error.contains("damaged behind its first"), "{error}");
-    }
 }

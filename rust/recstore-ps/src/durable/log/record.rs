@@ -20,11 +20,14 @@
 //! The frame has a checksum of its own. Its length is in the head all the same: a frame that says another than was
 //! written must not pass for one that a crash cut short.
 
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 
 use crate::wire::codec::{ClientId, FrameError, Received, read_frame};
 
 pub(super) const HEAD_BYTES: usize = 40;
+/// The bytes that are searched at a time.
+const BLOCK_BYTES: u64 = 1 << 20;
+
 const KIND: usize = 32;
 const CHECKSUM: usize = 36;
 
@@ -106,6 +109,30 @@ pub(super) fn read_head(from: &mut impl Read) -> Result<Option<Record>, FrameErr
         _ => from.read_exact(&mut head[1..])?,
     }
     Record::of(&head).map(Some)
+}
+
+/// Returns the first record of a file that begins at `start` or behind, and where: whether something came behind a record
+/// that cannot be read.
+///
+/// # Errors
+/// As `from`.
+pub(super) fn next_record(from: &mut (impl Read + Seek), start: u64) -> io::Result<Option<(u64, Record)>> {
+    let (mut place, mut bytes) = (start, Vec::new());
+    from.seek(SeekFrom::Start(start))?;
+    while from.take(BLOCK_BYTES).read_to_end(&mut bytes)? > 0 {
+        let heads = bytes.windows(HEAD_BYTES).enumerate().filter(|(_, head)| {
+            (CHANGE..=CHANGE_IN_ROOM).contains(&head[KIND]) && head[KIND + 1..CHECKSUM] == [0; 3]
+        });
+        let mut records =
+            heads.filter_map(|(at, head)| Some((place + at as u64, Record::of(head.try_into().ok()?).ok()?)));
+        if let Some(found) = records.next() {
+            return Ok(Some(found));
+        }
+        let searched = bytes.len().saturating_sub(HEAD_BYTES - 1);
+        bytes.drain(..searched);
+        place += searched as u64;
+    }
+    Ok(None)
 }
 
 /// Reads the frame of a change, for which so many bytes were written.

@@ -1,12 +1,13 @@
 //! One file of the log, named after the number of its first change.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::appended::{Appended, Appending};
-use super::record::{self, HEAD_BYTES, Record};
+use super::left_out::LeftOut;
+use super::record::{self, HEAD_BYTES, Record, next_record};
 use super::{LogError, Logged, at, inside, refused};
 use recstore::Directory;
 
@@ -153,7 +154,11 @@ impl Drop for Staged {
 /// What a log tells.
 pub(super) enum Entry {
     Change(Logged),
-    TakenBack { number: u64 },
+    TakenBack {
+        number: u64,
+    },
+    /// Space that a change further on may lie in.
+    Room,
 }
 
 fn name_of(first: u64) -> String {
@@ -180,31 +185,31 @@ pub(super) fn record_bytes(directory: &Directory, name: &str) -> u64 {
     file.map_or(0, |file| file.len().saturating_sub(HEADER.len() as u64))
 }
 
-/// What is done with a record that a file ends within.
+/// What is done with the end of a file from a record on that cannot be read, and behind which there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// It is damage: another file is behind this one.
+    /// It is damage: another file with records is behind this one.
     Refused,
-    /// A crash left it: it is cut off.
+    /// It is cut off.
     CutOff,
     /// It stays there.
     Left,
 }
 
-/// Calls `each` with the records of a file, in their order.
+/// Calls `each` with the records of a file, in their order. Returns the end of the file that is left out, if any is.
 pub(super) fn read(
     directory: &Directory,
     name: &str,
     ending: Ending,
     mut each: impl FnMut(Entry) -> Result<(), LogError>,
-) -> Result<(), LogError> {
+) -> Result<Option<LeftOut>, LogError> {
     let is_last = ending != Ending::Refused;
     let path = &directory.path().join(name);
     let open = || directory.open_file(name).map_err(inside(directory));
     let mut file = BufReader::new(open()?);
     let mut header = [0; HEADER.len()];
     match file.read_exact(&mut header) {
-        Err(error) if is_last && error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+        Err(error) if is_last && error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         read => read.map_err(at(path))?,
     }
     if header != HEADER {
@@ -216,57 +221,60 @@ pub(super) fn read(
         let start = file.stream_position().map_err(at(path))?;
         match read_entry(&mut file, &mut rooms) {
             Ok(Some(entry)) => each(entry)?,
-            Ok(None) => return Ok(()),
-            // What a crash left: nobody was told of it, and nothing can be behind it.
-            Err(_) if is_last && is_over(&mut file).map_err(at(path))? => {
-                return if ending == Ending::CutOff { cut(directory, name, start) } else { Ok(()) };
-            }
-            Err(error) => {
-                return Err(refused(path, format!("damaged behind its first {start} bytes: {error}")));
-            }
+            Ok(None) => return Ok(None),
+            Err(error) => match next_record(&mut file, start + 1).map_err(at(path))? {
+                // The head of room says how long it is, as the change that lies in it does.
+                Some((place, Record::ChangeInRoom { start: room, .. }))
+                    if room == start + HEAD_BYTES as u64 =>
+                {
+                    file.seek(SeekFrom::Start(place)).map_err(at(path))?;
+                }
+                None if is_last => return leave_out(directory, name, ending, start, &error).map(Some),
+                _ => return Err(refused(path, format!("damaged behind its first {start} bytes: {error}"))),
+            },
         }
     }
 }
 
-/// Reads the next record that says what happened, and the frame of a change from where it is.
+fn leave_out(
+    directory: &Directory,
+    name: &str,
+    ending: Ending,
+    start: u64,
+    error: &FrameError,
+) -> Result<LeftOut, LogError> {
+    let len = directory.open_file(name).and_then(|file| file.metadata()).map_err(inside(directory))?.len();
+    let left_out = LeftOut::now(name, start, len.saturating_sub(start), error.to_string());
+    if ending == Ending::CutOff {
+        // Noted first: a start that is cut off here leaves the same out again.
+        left_out.write(directory)?;
+        cut(directory, name, start)?;
+    }
+    Ok(left_out)
+}
+
+/// Reads the next record, and the frame of a change from where it is.
 fn read_entry(file: &mut (impl Read + Seek), rooms: &mut File) -> Result<Option<Entry>, FrameError> {
-    loop {
-        let Some(record) = record::read_head(file)? else { return Ok(None) };
-        return Ok(Some(match record {
-            Record::TakenBack { number } => Entry::TakenBack { number },
-            Record::Change { number, client, frame_bytes } => {
-                let frame = record::read_frame_of(file, frame_bytes)?;
-                Entry::Change(Logged { number, client, frame })
-            }
-            Record::ChangeInRoom { number, client, start } => {
-                rooms.seek(SeekFrom::Start(start))?;
-                let frame = read_frame(&mut BufReader::new(rooms), u64::MAX)?.widened()?;
-                Entry::Change(Logged { number, client, frame })
-            }
-            Record::Tail { .. } => return Err(record::invalid("a record that no file has")),
-            // The file may end in it: a frame that was still coming then counts nowhere.
-            Record::Room { bytes } => {
-                let bytes = i64::try_from(bytes).map_err(|_| record::invalid("room without end"))?;
-                file.seek_relative(bytes)?;
-                continue;
-            }
-        }));
-    }
-}
-
-/// Whether nothing comes any more: a file may have become longer before its bytes came to the disk.
-fn is_over(file: &mut impl BufRead) -> io::Result<bool> {
-    loop {
-        let bytes = file.fill_buf()?;
-        if bytes.is_empty() {
-            return Ok(true);
+    let Some(record) = record::read_head(file)? else { return Ok(None) };
+    Ok(Some(match record {
+        Record::TakenBack { number } => Entry::TakenBack { number },
+        Record::Change { number, client, frame_bytes } => {
+            let frame = record::read_frame_of(file, frame_bytes)?;
+            Entry::Change(Logged { number, client, frame })
         }
-        if bytes.iter().any(|byte| *byte != 0) {
-            return Ok(false);
+        Record::ChangeInRoom { number, client, start } => {
+            rooms.seek(SeekFrom::Start(start))?;
+            let frame = read_frame(&mut BufReader::new(rooms), u64::MAX)?.widened()?;
+            Entry::Change(Logged { number, client, frame })
         }
-        let count = bytes.len();
-        file.consume(count);
-    }
+        Record::Tail { .. } => return Err(record::invalid("a record that no file has")),
+        // The file may end in it: a frame that was still coming then counts nowhere.
+        Record::Room { bytes } => {
+            let bytes = i64::try_from(bytes).map_err(|_| record::invalid("room without end"))?;
+            file.seek_relative(bytes)?;
+            Entry::Room
+        }
+    }))
 }
 
 fn cut(directory: &Directory, name: &str, bytes: u64) -> Result<(), LogError> {
