@@ -12,7 +12,7 @@ use std::time::Duration;
 use recstore::Error;
 
 use super::session::{Call, Changes, FailedChange, Outcome, Session, State, check_size};
-use crate::wire::codec::Reply;
+use crate::wire::codec::{Reply, largest_request};
 
 /// Makes a change on all servers that it touches and returns their answers, in the order of the calls.
 ///
@@ -64,8 +64,11 @@ fn check_sizes(session: &Session, operation: &'static str, calls: &[Call<'_>]) -
     if calls.iter().all(is_small) {
         return Ok(());
     }
-    let limits = session.limits(operation)?;
-    calls.iter().try_for_each(|call| check_size(operation, call, limits[call.shard]))
+    let (limits, versions) = (session.limits(operation)?, session.versions(operation)?);
+    calls.iter().try_for_each(|call| {
+        let limit = largest_request(&call.request, limits[call.shard], versions[call.shard]);
+        check_size(operation, call, limit)
+    })
 }
 
 /// Sends what is not made and notes what comes of it.

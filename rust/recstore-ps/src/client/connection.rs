@@ -15,7 +15,7 @@ use crate::wire::address::{UNIX_PREFIX, check_socket_path};
 use crate::wire::channel::Channel;
 use crate::wire::codec::{
     ClientId, Frame, FrameError, Kind, Managed, Management, Received, Reply, Request, read_frame, take_part,
-    write_in_segment,
+    write_in_pieces, write_in_segment,
 };
 use crate::wire::gathered::Gathered;
 use crate::wire::handshake::{Hello, VERSIONS, WITH_BFLOAT16, Welcome};
@@ -169,7 +169,7 @@ impl Connection {
     /// Has rows and gradients go as bfloat16 from here on.
     fn narrow(&mut self, deadline: Instant) -> Result<(), Failure> {
         // An older server does not know the verb.
-        let version = self.welcome.version.as_ref().copied().unwrap_or(0);
+        let version = self.version();
         if version < WITH_BFLOAT16 {
             return Err(Failure::Final(format!(
                 "the server speaks version {version} of the protocol, and bfloat16 goes over the wire since version {WITH_BFLOAT16}: choose wire_dtype float32"
@@ -203,6 +203,11 @@ impl Connection {
     /// Whether the server says what counts of the store: one of an older release does not.
     pub(crate) fn tells_facts(&self) -> bool {
         self.welcome.tells_facts()
+    }
+
+    /// Returns the version of the protocol that both speak.
+    pub(crate) fn version(&self) -> u16 {
+        self.welcome.version.as_ref().copied().unwrap_or(0)
     }
 
     /// Returns which shard the server is.
@@ -246,11 +251,13 @@ impl Connection {
         // Before the request gets its number: to hand over a segment is a request of its own.
         self.share(request, deadline)?;
         self.last += 1;
+        let limit = self.limit();
         let Self { stream, sharing, last, .. } = self;
         let mut stream = Gathered::new(stream.until(deadline));
         // Only gradients: rows that are written keep all their bits.
         let is_narrow = self.is_narrow && matches!(request, Request::Update(_));
         let mut write = |frame: &Frame<'_>| match sharing.write(frame)? {
+            None if frame.body_len() as u64 > limit => write_in_pieces(frame, limit, &mut stream),
             Some(bytes) => write_in_segment(*last, bytes, &mut stream),
             None => frame.write(&mut stream),
         };
@@ -268,6 +275,9 @@ impl Connection {
             return Ok(());
         }
         let bytes = request.with_frame(0, 0, |frame| frame.bytes())?;
+        if bytes as u64 > self.limit() {
+            return Ok(());
+        }
         let (segment, file) = match self.sharing.grown(bytes) {
             Ok(None) => return Ok(()),
             Ok(Some(grown)) => grown,

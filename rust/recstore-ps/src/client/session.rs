@@ -16,7 +16,7 @@ use super::config::RemoteConfig;
 use super::connection::{Connection, Failure};
 use super::tables::Tables;
 use crate::router::HashMethod;
-use crate::wire::codec::{ClientId, FrameError, Management, Reply, Request};
+use crate::wire::codec::{ClientId, FrameError, Management, Reply, Request, largest_request};
 use crate::wire::store_metadata::StoreMetadata;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -84,6 +84,8 @@ struct Link {
     idle: Mutex<Vec<Connection>>,
     /// The most bytes that the server takes at a time; 0 before it was asked.
     limit: AtomicU64,
+    /// The version of the protocol that both speak; 0 before the first connection.
+    version: AtomicU64,
 }
 
 /// A request to one server.
@@ -158,6 +160,7 @@ impl Session {
             epoch: AtomicU64::new(0),
             idle: Mutex::default(),
             limit: AtomicU64::new(0),
+            version: AtomicU64::new(0),
         };
         Self {
             process: std::process::id(),
@@ -267,10 +270,11 @@ impl Session {
         if call.incarnations.iter().any(|&incarnation| incarnation != connection.incarnation()) {
             link.put_back(connection);
             let message =
-                "it was restarted since its tables were opened: load a checkpoint, or open the tables again";
+                "it was restarted since its tables were opened: load a checkpoint, or restart the program";
             return Err(self.failed(operation, call.shard, Failure::Final(message.to_owned()), true));
         }
-        if let Err(error) = check_size(operation, call, connection.limit()) {
+        let limit = largest_request(&call.request, connection.limit(), connection.version());
+        if let Err(error) = check_size(operation, call, limit) {
             link.put_back(connection);
             return Err(Attempt::Over(Outcome::Refused(error)));
         }
@@ -301,6 +305,7 @@ impl Session {
                 Ok(opened) => {
                     link.lock_addresses().choose(&address);
                     link.limit.store(opened.limit(), Ordering::Relaxed);
+                    link.version.store(opened.version().into(), Ordering::Relaxed);
                     return Ok(opened);
                 }
                 Err(Failure::Passing(message)) if of_several => {
@@ -321,14 +326,23 @@ impl Session {
 
     /// Returns the most bytes that each server takes at a time.
     pub(super) fn limits(&self, operation: &'static str) -> Result<Vec<u64>, Error> {
+        self.connect_once(operation)?;
+        Ok(self.links.iter().map(|link| link.limit.load(Ordering::Relaxed)).collect())
+    }
+
+    /// Returns the version of the protocol that is spoken with each server.
+    pub(super) fn versions(&self, operation: &'static str) -> Result<Vec<u16>, Error> {
+        self.connect_once(operation)?;
+        Ok(self.links.iter().map(|link| link.version.load(Ordering::Relaxed) as u16).collect())
+    }
+
+    /// Sees that every server has been connected to since it is where it is.
+    fn connect_once(&self, operation: &'static str) -> Result<(), Error> {
         let deadline = Instant::now() + self.config.timeout;
-        let limit = |link: &Link| {
-            if link.limit.load(Ordering::Relaxed) == 0 {
-                link.put_back(self.connect_patiently(operation, link, deadline)?);
-            }
-            Ok(link.limit.load(Ordering::Relaxed))
-        };
-        self.links.iter().map(limit).collect()
+        for link in self.links.iter().filter(|link| link.limit.load(Ordering::Relaxed) == 0) {
+            link.put_back(self.connect_patiently(operation, link, deadline)?);
+        }
+        Ok(())
     }
 
     fn failed(

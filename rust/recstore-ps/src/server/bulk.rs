@@ -21,7 +21,8 @@ use crate::ports::{Admission, Port, SILENT, Seat};
 use crate::wire::address::BulkAddress;
 use crate::wire::channel::Channel;
 use crate::wire::codec::{
-    Answer, ClientId, FrameError, Header, Management, Received, Request, read_frame_beside,
+    Answer, ClientId, FrameError, Header, Kind, Management, Received, Request, read_frame, read_frame_beside,
+    whole_of_pieces,
 };
 use crate::wire::gathered::Gathered;
 use crate::wire::handshake::{Hello, WITH_STANDING, Welcome};
@@ -237,7 +238,13 @@ impl Shared {
             let Some(_under_way) = seat.begin() else { return Ok(()) };
             let stage = |header: &Header, bytes| self.handler.stage(header, bytes);
             let (frame, staged) = read_frame_beside(from, limit, stage)?;
-            let frame = terms.frame_of(frame, limit)?.widened()?;
+            let frame = match frame.header.kind {
+                Kind::Piece => whole_of_pieces(frame, limit, || {
+                    read_frame(stream.until(Instant::now() + self.config.transfer_timeout), limit)
+                })?,
+                _ => terms.frame_of(frame, limit)?,
+            };
+            let frame = frame.widened()?;
             self.answer(&mut stream, hello.client, frame, staged, &mut terms)?;
         }
     }

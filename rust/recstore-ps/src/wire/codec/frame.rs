@@ -59,6 +59,8 @@ pub enum Kind {
     Round = 9,
     /// Frames that lie in the memory which both sides share, and how many bytes they take there.
     InSegment = 10,
+    /// A piece of the frame of a change that is larger than a frame may be. Since version 4 of the protocol.
+    Piece = 11,
     /// The answer to a request.
     Reply = 128,
     /// The error that a request met.
@@ -68,7 +70,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Manage,
         Self::Read,
         Self::Write,
@@ -79,6 +81,7 @@ impl Kind {
         Self::Slot,
         Self::Round,
         Self::InSegment,
+        Self::Piece,
         Self::Reply,
         Self::Refused,
         Self::Part,
