@@ -20,6 +20,7 @@ class ServerProcesses:
         addresses: `host:port` of the bulk ports, in the order of the shards.
         metrics: `host:port` of the ports of metrics, where `--metrics-port` asks for them.
         processes: the processes, in the same order.
+        logged: the lines before those that say that a server is ready.
     """
 
     def __init__(self, folder: Path, num_shards: int, *options: str) -> None:
@@ -27,6 +28,7 @@ class ServerProcesses:
         self.config = folder / "servers.json"
         self.config.write_text(json.dumps({"cache_ps": {"num_shards": num_shards, "servers": servers}}))
         self._options = options
+        self.logged = ""
         self.processes = [self._start(shard) for shard in range(num_shards)]
         started = [self._started(process) for process in self.processes]
         self.addresses = [found[3] for found in started]
@@ -35,14 +37,12 @@ class ServerProcesses:
     def _start(self, shard: int, *options: str) -> WarmRecstore:
         return WarmRecstore("serve", "--config", self.config, *self._options, "--shard", shard, *options)
 
-    @staticmethod
-    def _started(process: WarmRecstore) -> re.Match[str]:
-        told = ""
+    def _started(self, process: WarmRecstore) -> re.Match[str]:
         while line := process.stdout.readline():
             if started := _STARTED.match(line):
                 return started
-            told += line  # What it logs may come first.
-        raise AssertionError(told)
+            self.logged += line
+        raise AssertionError(self.logged)
 
     def kill_and_start_again(self, shard: int) -> None:
         """Ends a server by SIGKILL and starts one in its place, at the same port."""

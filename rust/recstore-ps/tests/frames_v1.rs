@@ -2,7 +2,7 @@
 //! bytes, for ever.
 //!
 //! The bytes were written down once, in `fixtures/frames_v1`; its README says how. What later versions add, and what
-//! servers say to clients that speak several, lies in `fixtures/frames_v2` and `fixtures/frames_v3`. A kind of frame,
+//! servers say to clients that speak several, lies in `fixtures/frames_v2` and those beside it. A kind of frame,
 //! section, request, answer, error or message without a specimen fails a test.
 
 // tier: test
@@ -49,7 +49,7 @@ fn folder(version: u32) -> PathBuf {
 
 /// Returns the specimens of version 1, with those that later versions add or have in their place.
 fn recorded(file: &str) -> Bytes {
-    (1..=3).flat_map(|version| recorded_of(version, file)).collect()
+    (1..=4).flat_map(|version| recorded_of(version, file)).collect()
 }
 
 /// Reads lines of a name and bytes in hexadecimal; none where a version has no such file.
@@ -126,6 +126,7 @@ fn answers() -> Vec<(&'static str, Kind, Vec<Section<'static>>)> {
         ("rows_as_bfloat16", Kind::Reply, vec![Section::Bf16(BFLOAT16), Section::Bf16(&[])]),
         ("part", Kind::Part, vec![Section::F32(FLOATS), Section::F32(&FLOATS[..1])]),
         ("in_segment", Kind::InSegment, vec![Section::I64(&[70_000])]),
+        ("piece", Kind::Piece, vec![Section::I64(&[70_000, 24]), Section::I64(INDICES)]),
     ]
 }
 
@@ -257,7 +258,7 @@ fn a_client_greets_as_it_did_and_understands_the_welcome() {
     let number = 16..32;
     assert!(greeting[number.clone()].iter().any(|byte| *byte != 7), "a client draws its number");
     greeting[number].fill(7);
-    assert_eq!(greeting[10], 3, "the highest version that it speaks");
+    assert_eq!(greeting[10], 4, "the highest version that it speaks");
     greeting[10] = 1;
     assert_eq!(greeting, recorded["00_accepted_hello"]);
     let error = connected.unwrap_err().to_string();

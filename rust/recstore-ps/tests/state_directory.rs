@@ -373,6 +373,44 @@ fn a_server_that_forgot_its_rows_is_refused_until_they_are_loaded() {
     stop(servers, false);
 }
 
+#[test]
+fn a_table_of_a_server_that_was_restarted_is_refused_by_name_too() {
+    let (data, saved) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut servers = start_all(data.path(), 2, Durability::Checkpoint).unwrap();
+    let store = client(&servers, HashMethod::CityHash);
+    write(&store, &thousand());
+    store.checkpoint().unwrap();
+    store.save(saved.path(), &SaveOptions::default()).unwrap();
+    let table = store.open_table(TABLE, &config()).unwrap();
+    store.open_table("unsaved", &config()).unwrap();
+    table.write(&[5], &[500.0]).unwrap();
+    for restarted in 0..2 {
+        let shard = Shard { number: restarted, of: 2 };
+        servers.remove(restarted).stop(Duration::from_secs(5));
+        servers.insert(restarted, start(data.path(), shard, Durability::Checkpoint).unwrap());
+        store.move_servers(&addresses(&servers)).unwrap();
+        for name in [TABLE, "unsaved"] {
+            let found = store.find_table(name).map(drop).unwrap_err();
+            let opened = store.open_table(name, &config()).map(drop).unwrap_err();
+            for refused in [found, opened] {
+                let shown = refused.to_string();
+                let (shard, address) = (restarted, servers[restarted].address());
+                assert!(shown.contains(&format!("shard {shard} at {address}")), "{shown}");
+                assert!(shown.ends_with("it was restarted since its tables were opened: load a checkpoint, or restart the program"), "{shown}");
+            }
+        }
+        assert!(table.read(&(0..1_000).collect::<Vec<_>>(), &mut [0.0; 1_000]).is_err());
+        // A program that starts now has not seen what was lost.
+        assert!(client(&servers, HashMethod::CityHash).find_table(TABLE).unwrap().is_some());
+        store.load(saved.path(), &recstore::LoadOptions::default()).unwrap();
+        assert_eq!(rows(&store), thousand());
+        table.write(&[5], &[5.0]).unwrap();
+        store.drop_table("unsaved").unwrap();
+        store.open_table("unsaved", &config()).unwrap();
+    }
+    stop(servers, false);
+}
+
 #[derive(Debug, Clone)]
 enum Op {
     Write(Vec<(i64, i8)>),

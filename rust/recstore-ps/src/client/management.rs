@@ -33,7 +33,7 @@ impl RemoteStore {
         outcomes.into_iter().zip(&calls).map(answer).collect()
     }
 
-    fn ask_about(
+    pub(super) fn ask_about(
         &self,
         session: &Session,
         operation: &'static str,
@@ -70,9 +70,23 @@ impl RemoteStore {
         // What all servers would refuse need not be sent.
         recstore::TableValidator::new(name, config)?;
         self.agree(session)?;
+        let known = session.lock_tables().find(name).cloned();
+        let table = self.open_known(session, name, config, known.as_deref())?;
+        self.level_steps(session, &table)?;
+        Ok(table)
+    }
+
+    /// Opens a table, on the runs of the servers that have it as it was `known`: one that was restarted lost its rows.
+    fn open_known(
+        &self,
+        session: &Session,
+        name: &str,
+        config: &TableConfig,
+        known: Option<&RemoteTable>,
+    ) -> Result<Arc<RemoteTable>> {
         let request =
             Management::OpenTable { name: name.to_owned(), dim: config.dim, config: config.clone() };
-        let calls = self.shards().map(|shard| Call::manage(shard, request.clone())).collect();
+        let calls = self.shards().map(|shard| named_call(known, shard, request.clone())).collect();
         let answers = self.ask_all(session, "open_table", calls, self.patience())?;
         let place = |(shard, (answer, incarnation)): (usize, (Managed, u64))| match answer {
             Managed::Table { table: Some(number) } => {
@@ -107,10 +121,28 @@ impl RemoteStore {
     }
 
     /// Looks for a table. One that only some servers have, since its opening was cut off, is opened on the others.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]: a server was restarted since this program opened the table.
     pub(super) fn find(&self, session: &Session, name: &str) -> Result<Option<Arc<RemoteTable>>> {
+        let known = session.lock_tables().find(name).cloned();
+        self.find_known(session, name, known.as_deref())
+    }
+
+    /// Looks for a table whose rows servers may have lost: it is to be dropped, or was loaded.
+    fn find_anew(&self, session: &Session, name: &str) -> Result<Option<Arc<RemoteTable>>> {
+        self.find_known(session, name, None)
+    }
+
+    fn find_known(
+        &self,
+        session: &Session,
+        name: &str,
+        expected: Option<&RemoteTable>,
+    ) -> Result<Option<Arc<RemoteTable>>> {
         const OPERATION: &str = "find_table";
         let request = Management::FindTable { name: name.to_owned() };
-        let calls = self.shards().map(|shard| Call::manage(shard, request.clone())).collect();
+        let calls = self.shards().map(|shard| named_call(expected, shard, request.clone())).collect();
         let answers = self.ask_all(session, OPERATION, calls, self.patience())?;
         let places: Vec<Option<ServerTable>> = answers
             .into_iter()
@@ -141,7 +173,21 @@ impl RemoteStore {
             return Err(session.unavailable(OPERATION, shard, "it does not describe the table".to_owned()));
         };
         config.dim = dim;
-        self.open(session, name, &config).map(Some)
+        self.agree(session)?;
+        let table = self.open_known(session, name, &config, expected)?;
+        self.level_steps(session, &table)?;
+        Ok(Some(table))
+    }
+
+    /// Opens the tables that this program has not: so an opening, a drop or a step of theirs that reached only some servers
+    /// ends, as it does for the next program that opens them.
+    fn open_others(&self, session: &Session) -> Result<()> {
+        for name in self.names(session)? {
+            if session.lock_tables().find(&name).is_none() {
+                self.find(session, &name)?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn names(&self, session: &Session) -> Result<Vec<String>> {
@@ -162,7 +208,7 @@ impl RemoteStore {
     pub(super) fn drop(&self, session: &Session, name: &str) -> Result<()> {
         const OPERATION: &str = "drop_table";
         let unknown = || Error::UnknownTable { operation: OPERATION, table: name.to_owned() };
-        let table = self.find(session, name)?.ok_or_else(unknown)?;
+        let table = self.find_anew(session, name)?.ok_or_else(unknown)?;
         let request = |_| Management::DropTable { name: name.to_owned() };
         let calls = self.shards().map(|shard| table_management(&table, shard, request)).collect();
         change(session, OPERATION, calls, self.patience())?;
@@ -254,6 +300,7 @@ impl RemoteStore {
             sum.refusals += of_shard.refusals;
             // Not a sum: every step is counted by all servers.
             sum.step = sum.step.max(of_shard.step);
+            sum.capacity_share = sum.capacity_share.max(of_shard.capacity_share);
             sum.learning_rate_was_set |= of_shard.learning_rate_was_set;
             if shard == 0 {
                 sum.learning_rate = of_shard.learning_rate;
@@ -276,6 +323,7 @@ impl RemoteStore {
         self.agree(session)?;
         // A save is not repeated: whether a server has lost its rows is to be known before.
         session.ask_for_facts(OPERATION, true)?;
+        self.open_others(session)?;
         let _changes = session.changes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(progress) = options.progress {
             progress.begin();
@@ -352,12 +400,19 @@ impl RemoteStore {
         self.agree_anew(session)?;
         // After a restart the servers call the tables otherwise.
         for (name, _) in &sum.tables {
-            if let Some(table) = self.find(session, name)? {
+            if let Some(table) = self.find_anew(session, name)? {
                 table.forget_rate();
             }
         }
         Ok(sum)
     }
+}
+
+/// Asks one server about a table by name; the run of the server that had it, if it is known, must be the same.
+fn named_call<'a>(known: Option<&RemoteTable>, shard: usize, request: Management) -> Call<'a> {
+    let mut call = Call::manage(shard, request);
+    call.incarnations = known.map(|table| table.on(shard).incarnation).into_iter().collect();
+    call
 }
 
 fn add_report(sum: &mut LoadReport, report: LoadReport) {

@@ -9,6 +9,7 @@ pub(crate) mod connection;
 mod distinct;
 mod errors;
 mod fetch;
+mod level;
 mod management;
 mod moving;
 mod publications;

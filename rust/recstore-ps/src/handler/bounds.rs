@@ -8,7 +8,7 @@ use std::path::Path;
 
 use recstore::{Error, Result, Shard, TableConfig, check_local_path};
 
-use crate::wire::codec::{LoadShard, Management, Request, SavePart};
+use crate::wire::codec::{LoadShard, MAX_COUNTED_STEPS, Management, Request, SavePart};
 use crate::wire::store_metadata::StoreMetadata;
 
 /// Sequence numbers of a client rise by one, from 1.
@@ -58,6 +58,9 @@ fn check_management(request: &Management) -> Result<()> {
         }
         Management::TakeChanges(take) => {
             within("publish", "the number of tables", take.tables.len(), 1..=MAX_COUNT)
+        }
+        Management::CountSteps { from, to, .. } => {
+            within("open_table", "the step", *to, *from..=from.saturating_add(MAX_COUNTED_STEPS))
         }
         Management::Join { worker } | Management::Beat { worker } => {
             within("heartbeat", "the number of the worker", *worker, 0..=MAX_WORKER)

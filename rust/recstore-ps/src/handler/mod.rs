@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use recstore::{
     Directory, EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, Result, SaveOptions,
-    SaveReport, Shard, TableId, TableRead, TableUpdate, check_checkpoint_directory, commit_snapshot,
+    SaveReport, Shard, Step, TableId, TableRead, TableUpdate, check_checkpoint_directory, commit_snapshot,
 };
 
 use crate::durable::journal::Journal;
@@ -71,6 +71,7 @@ impl Handler {
         worker_sync: WorkerSync,
     ) -> Result<Self> {
         worker_sync.check()?;
+        store.in_process().map_or(Ok(()), |own| own.set_shards(None, shard.of))?;
         let (clients, workers) = (Clients::default(), Workers::new(worker_sync, shard.number));
         let incarnation = AtomicU64::new(RandomState::new().hash_one(SystemTime::now()));
         let metrics = Arc::new(Metrics::new(shard));
@@ -444,6 +445,7 @@ impl Handler {
                 let table = opened("set_learning_rate", table)?;
                 done(table.set_learning_rate(*learning_rate, *explicit))?
             }
+            Management::CountSteps { table, from, to } => done(self.count_steps(*table, *from..*to))?,
             Management::Statistics { table } => {
                 Managed::Statistics { statistics: opened("statistics", table)?.statistics()? }
             }
@@ -475,6 +477,18 @@ impl Handler {
             | Management::EndPublication { .. } => Managed::Done {},
             Management::Workers {} => states(workers),
         })
+    }
+
+    /// Counts steps that no row takes, one by one: what a step does besides is done as on the shards that took them.
+    fn count_steps(&self, table: i64, steps: std::ops::Range<u64>) -> Result<()> {
+        let table = TableId(table);
+        if self.store.table("open_table", table)?.statistics()?.step != steps.start {
+            return Ok(());
+        }
+        let step = Step::Next;
+        steps
+            .into_iter()
+            .try_for_each(|_| self.update(&[MergedUpdate { table, step, ids: &[], sums: &[] }], 1).map(drop))
     }
 
     fn save_part(&self, part: &SavePart) -> Result<recstore::SaveReport> {

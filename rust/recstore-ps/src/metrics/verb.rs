@@ -41,10 +41,11 @@ pub(super) enum Verb {
     BeginPublication,
     TakeChanges,
     EndPublication,
+    CountSteps,
 }
 
 /// All verbs, each at the place that its number says, and what they are called.
-pub(super) const VERBS: [(Verb, &str); 36] = [
+pub(super) const VERBS: [(Verb, &str); 37] = [
     (Verb::Read, "read"),
     (Verb::Write, "write"),
     (Verb::Update, "update"),
@@ -81,6 +82,7 @@ pub(super) const VERBS: [(Verb, &str); 36] = [
     (Verb::BeginPublication, "begin_publication"),
     (Verb::TakeChanges, "take_changes"),
     (Verb::EndPublication, "end_publication"),
+    (Verb::CountSteps, "count_steps"),
 ];
 
 impl Verb {
@@ -128,6 +130,7 @@ impl Verb {
             Management::BeginPublication { .. } => Self::BeginPublication,
             Management::TakeChanges(_) => Self::TakeChanges,
             Management::EndPublication { .. } => Self::EndPublication,
+            Management::CountSteps { .. } => Self::CountSteps,
         }
     }
 

@@ -71,6 +71,11 @@ impl TableEntry {
         })
     }
 
+    /// Returns the table's step count.
+    pub(super) fn step(&self) -> u64 {
+        self.progress.step
+    }
+
     /// Gives this and another shard of the same table the step of the one that is ahead.
     pub(super) fn level_steps(&mut self, other: &mut Self) {
         let ahead = if self.progress.step >= other.progress.step { &self.progress } else { &other.progress };

@@ -14,8 +14,8 @@ use super::place::check_free;
 use super::reports::SaveReport;
 use super::save::{AllTables, Plan, Saves, base_of, cleaned, write};
 use super::unfinished::Unfinished;
-use crate::Result;
 use crate::disk::Directory;
+use crate::{Error, Result};
 
 /// What one store saved.
 #[derive(Debug, Serialize, Deserialize)]
@@ -126,8 +126,24 @@ fn merged(parts: Vec<Part>, directory: &Directory, options: &SaveOptions<'_>) ->
             if options.at_any_step {
                 table.level_steps(&mut own);
             }
-            table.add_shards(own).map_err(|name| differs(&format!("another table \"{name}\"")))?;
+            let steps = [table.step(), own.step()];
+            table.add_shards(own).map_err(|name| match steps {
+                [first, other] if first != other => apart(directory, &name, number + 1, steps),
+                _ => differs(&format!("another table \"{name}\"")),
+            })?;
         }
     }
     Ok(Part { base, follows, tables })
+}
+
+/// Says how shards that stopped a step apart come together again.
+fn apart(directory: &Directory, table: &str, shard: usize, [first, other]: [u64; 2]) -> Error {
+    refused(
+        directory.path(),
+        format!(
+            "shard 0 saved table \"{table}\" at step {first}, shard {shard} at step {other}: a step reached only some \
+             shards. Take the step again, or end all programs: on servers the next one that opens the table gives all \
+             shards the greatest step, and ranks load a checkpoint"
+        ),
+    )
 }

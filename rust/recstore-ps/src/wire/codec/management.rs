@@ -12,6 +12,9 @@ use crate::router::HashMethod;
 use crate::wire::replica_role::{Position, Run};
 use crate::wire::store_metadata::StoreMetadata;
 
+/// The most steps that [`Management::CountSteps`] counts at a time.
+pub(crate) const MAX_COUNTED_STEPS: u64 = 1 << 16;
+
 /// A request about tables as a whole. Tables are called by the server's numbers, or by name where they may not be there.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -76,6 +79,16 @@ pub enum Management {
     Statistics {
         /// The table.
         table: i64,
+    },
+    /// Counts steps that no row takes, up to number `to`, if the table is at step `from`: other shards have taken them;
+    /// [`Managed::Done`]. Since version 4.
+    CountSteps {
+        /// The table.
+        table: i64,
+        /// Its step.
+        from: u64,
+        /// The step that it is to be at.
+        to: u64,
     },
     /// Saves this server's part of a snapshot; [`Managed::Saved`].
     SavePart(SavePart),

@@ -26,6 +26,7 @@ pub(crate) use frame::{Checksum, frame_bytes, read_frame_beside};
 pub use frame::{Frame, HEADER_BYTES, Header, Kind, Received, decode, read_frame};
 pub use frame_error::FrameError;
 pub(crate) use in_segment::{read_from_segment, write_in_segment};
+pub(crate) use management::MAX_COUNTED_STEPS;
 pub use management::{CopiedFile, Follow, LoadShard, Managed, Management, SavePart, TakeChanges};
 pub(crate) use pieces::{largest_request, whole_of_pieces, write_in_pieces};
 pub use reply::{Answer, Reply, Rows};

@@ -129,6 +129,7 @@ impl<'a> Request<'a> {
                     | Management::Join { .. }
                     | Management::Leave {}
                     | Management::SetLearningRate { .. }
+                    | Management::CountSteps { .. }
                     | Management::Agree { .. }
             )
         };
