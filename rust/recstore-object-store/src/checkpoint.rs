@@ -74,10 +74,10 @@ impl ObjectCheckpoint {
             self.write_manifest(directory.path(), newest)?;
         }
         // Taken before the save, which rewrites the manifest.
-        let before = self.files(directory.path())?;
+        let before = self.files(directory.path(), None)?;
         let saved = store.save(directory.path(), options);
         let report = saved.map_err(|error| named(error, &self.location.url, directory.path()))?;
-        let after = self.files(directory.path())?;
+        let after = self.files(directory.path(), None)?;
         // The number after the one that was read. Another process that saves meanwhile takes the same, and
         // only one of them gets it.
         let number = newest.map_or(1, |newest| newest.number + 1);
@@ -87,7 +87,7 @@ impl ObjectCheckpoint {
         Ok(report)
     }
 
-    /// Loads the newest snapshot, as [`EmbeddingStore::load`] does from a directory. Its files are downloaded to a
+    /// Loads a snapshot, the newest if none is named, as [`EmbeddingStore::load`] does from a directory. Its files are downloaded to a
     /// temporary directory first.
     ///
     /// # Errors
@@ -100,10 +100,10 @@ impl ObjectCheckpoint {
                 return Err(Error::Url { of: self.location.of, url: self.location.url.clone(), message });
             };
             self.write_manifest(directory.path(), &newest)?;
-            let files = self.files(directory.path())?;
+            let files = self.files(directory.path(), options.snapshot)?;
             let downloaded = self
                 .requests
-                .wait(|| objects::download_all(&self.location, files.newest.iter(), directory.path()));
+                .wait(|| objects::download_all(&self.location, files.loaded.iter(), directory.path()));
             match downloaded {
                 // A save may have dropped the snapshot under our hands.
                 Err(error) if self.requests.wait(|| manifests::newest(&self.location))? != Some(newest) => {
@@ -170,8 +170,8 @@ impl ObjectCheckpoint {
         fs::read(&path).map_err(|source| self.staging_error(&path, source))
     }
 
-    fn files(&self, directory: &Path) -> Result<CheckpointFiles> {
-        checkpoint_files(directory).map_err(|error| named(error, &self.location.url, directory))
+    fn files(&self, directory: &Path, snapshot: Option<&str>) -> Result<CheckpointFiles> {
+        checkpoint_files(directory, snapshot).map_err(|error| named(error, &self.location.url, directory))
     }
 
     fn staging_error(&self, path: &Path, source: std::io::Error) -> Error {

@@ -48,7 +48,7 @@ pub fn tables_in(path: &Path) -> Result<TablesFound> {
     let inside = |file: &str| checkpoint.map_or(file.to_owned(), |checkpoint| format!("{checkpoint}/{file}"));
     found.files.extend([MANIFEST, CHECKPOINT_LOCK].map(inside));
     let place = place_of(path, checkpoint);
-    found.files.extend(checkpoint_files(&place)?.all.iter().map(|file| inside(file)));
+    found.files.extend(checkpoint_files(&place, None)?.all.iter().map(|file| inside(file)));
     found.tables.extend(checkpoint_tables(&place)?);
     if is_server_directory(path) {
         if DirectoryLock::is_taken(&directory)? {

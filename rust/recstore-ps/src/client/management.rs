@@ -353,6 +353,7 @@ impl RemoteStore {
             sum.rows += report.rows;
             sum.deleted += report.deleted;
             sum.bytes += report.bytes;
+            sum.kept = sum.kept.or(report.kept);
             if let Some(progress) = options.progress {
                 progress.add_done(report.bytes);
             }
@@ -383,7 +384,8 @@ impl RemoteStore {
         let load = |number| {
             let shard = Shard { number, of };
             let (directory, tables) = (directory.to_owned(), options.tables.cloned());
-            Management::Load(LoadShard { directory, shard, hash_method, tables })
+            let snapshot = options.snapshot.map(str::to_owned);
+            Management::Load(LoadShard { directory, shard, hash_method, tables, snapshot })
         };
         let calls = self.shards().map(|shard| Call::manage(shard, load(shard))).collect();
         let answers = self.ask_all(session, OPERATION, calls, self.config().save_timeout)?;

@@ -384,7 +384,7 @@ impl Journal {
         let _saving = self.lock_saving();
         let checkpoint = self.directory.subdirectory(CHECKPOINT).map_err(in_file(self.directory.path()))?;
         let Some(state) = saved_state(checkpoint.path())? else { return Ok((0, Vec::new())) };
-        let names = checkpoint_files(checkpoint.path())?.all.into_iter().chain([MANIFEST.to_owned()]);
+        let names = checkpoint_files(checkpoint.path(), None)?.all.into_iter().chain([MANIFEST.to_owned()]);
         let open = |name: String| {
             let file = checkpoint.open_file(&name).map_err(in_file(checkpoint.path()))?;
             Ok((name, file))

@@ -415,7 +415,7 @@ pub(crate) fn directory_name(Shard { number, of }: Shard) -> String {
 
 /// Moves the files of the copy of a checkpoint, the manifest last: until then nothing there is one.
 fn move_files(directory: &Directory, copy: &Directory) -> Result<()> {
-    let files = checkpoint_files(copy.path())?.all;
+    let files = checkpoint_files(copy.path(), None)?.all;
     for name in files.iter().map(String::as_str).chain([MANIFEST]) {
         move_once(directory, (&Path::new(COPY).join(name), &Path::new(CHECKPOINT).join(name)))?;
     }

@@ -56,14 +56,16 @@ pub(super) fn save_part(request: proto::SavePartRequest) -> Result<SavePart, Sta
 
 /// Returns what is to be loaded.
 pub(super) fn load_shard(request: proto::LoadRequest) -> Result<LoadShard, Status> {
-    let proto::LoadRequest { directory, shard: number, num_shards, hash_method, tables } = request;
+    let proto::LoadRequest { directory, shard: number, num_shards, hash_method, tables, snapshot } = request;
     if number >= num_shards {
         let message = format!("there is no shard {number} of {num_shards}");
         return Err(Status::invalid_argument(message));
     }
     let hash_method = hash_method.parse().map_err(status)?;
     let tables = (!tables.is_empty()).then(|| tables.into_iter().collect());
-    Ok(LoadShard { directory: directory.into(), shard: shard(number, num_shards), hash_method, tables })
+    let snapshot = Some(snapshot).filter(|snapshot| !snapshot.is_empty());
+    let (directory, shard) = (directory.into(), shard(number, num_shards));
+    Ok(LoadShard { directory, shard, hash_method, tables, snapshot })
 }
 
 fn shard(number: u32, of: u32) -> Shard {
@@ -131,6 +133,7 @@ answers! {
         rows: report.rows as u64,
         deleted: report.deleted as u64,
         bytes: report.bytes,
+        kept: report.kept.unwrap_or_default(),
     };
     LoadReply: Managed::Loaded { report } => Self {
         snapshot: report.snapshot,

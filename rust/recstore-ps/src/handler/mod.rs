@@ -492,9 +492,12 @@ impl Handler {
     }
 
     fn save_part(&self, part: &SavePart) -> Result<recstore::SaveReport> {
+        let mut options = save_options(part);
+        // With a log it comes back with all rows.
+        options.writer = self.journal.as_ref().and_then(|_| self.facts()).map(|facts| facts.store);
         self.store
             .needs_process("save", "the servers are the shards of a snapshot: save all of them together")?
-            .save_part(&part.directory, &part.snapshot, part.shard, &save_options(part))
+            .save_part(&part.directory, &part.snapshot, part.shard, &options)
     }
 
     /// Several servers share the rows; the first one has the tables' counts.
@@ -508,6 +511,7 @@ impl Handler {
         options.shard = Some(load.shard);
         options.without_counts = load.shard.number > 0;
         options.tables = load.tables.as_ref();
+        options.snapshot = load.snapshot.as_deref();
         self.store.load(&load.directory, &options)
     }
 }
@@ -540,7 +544,7 @@ fn described(table: &dyn EmbeddingTable) -> Result<Managed> {
 }
 
 fn commit(part: &SavePart) -> Result<()> {
-    commit_snapshot(&part.directory, &part.snapshot, part.shard.of, &save_options(part))
+    commit_snapshot(&part.directory, &part.snapshot, part.shard.of, &save_options(part)).map(drop)
 }
 
 fn save_options(part: &SavePart) -> SaveOptions<'static> {

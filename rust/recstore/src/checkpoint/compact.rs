@@ -11,7 +11,7 @@ use super::manifest::Manifest;
 use super::options::{LoadOptions, SaveOptions};
 use super::progress::Progress;
 use super::reports::SaveReport;
-use super::save::{Plan, Saves, cleaned, write};
+use super::save::{Plan, cleaned, write};
 use super::unfinished::{Unfinished, remove_unneeded};
 use crate::Result;
 use crate::disk::Directory;
@@ -156,10 +156,9 @@ impl<'a> Newest<'a> {
         let (directory, compression) = (self.directory, manifest.newest_compression());
         let plan = Plan { directory, save, base: None, suffix: suffix.to_owned(), compression, part: None };
         let options = SaveOptions { progress: self.progress, ..SaveOptions::default() };
-        let report =
-            write(&|cut| cut(&self.tables), &mut Saves::default(), &plan, &options, |tables, note| {
-                manifest.replace(directory, note, |manifest| change(manifest, tables))
-            });
+        let report = write(&|cut| cut(&self.tables), &plan, &options, |tables, note| {
+            manifest.replace(directory, note, |manifest| change(manifest, tables))
+        });
         cleaned(directory, report)
     }
 }

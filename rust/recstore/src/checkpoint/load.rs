@@ -7,6 +7,7 @@ use std::thread;
 
 use super::entries::{ShardEntry, TableEntry};
 use super::files::{FILE_NAME, NOTHING, at, existing, found, refused, save_id};
+use super::lineage::Lineage;
 use super::manifest::{Manifest, Snapshot};
 use super::metadata::Metadata;
 use super::options::LoadOptions;
@@ -27,6 +28,7 @@ const BUFFERS: usize = 2;
 pub(crate) struct Loaded {
     pub(crate) tables: Vec<Table>,
     pub(crate) save: SaveId,
+    pub(crate) lineage: Lineage,
     pub(crate) report: LoadReport,
 }
 
@@ -42,7 +44,7 @@ pub(crate) struct LoadingStore<'a> {
     pub(crate) configured: &'a dyn Fn(&str, &TableConfig) -> Result<TableConfig>,
 }
 
-/// Reads the newest snapshot of the directory at `path`.
+/// Reads a snapshot of the directory at `path`, the newest if none is named.
 ///
 /// # Errors
 /// [`crate::Error::Checkpoint`] names the file and what is wrong with it; [`crate::Error::MemoryLimit`] and
@@ -64,7 +66,7 @@ pub(super) fn load_from(
         if manifest.snapshots.is_empty() {
             return Err(refused(directory.path(), NOTHING));
         }
-        match load_newest(directory, &manifest, options, store) {
+        match load_snapshot(directory, &manifest, options, store) {
             // A save may have replaced the snapshot under our hands.
             Err(error) if is_replaced(directory, &manifest)? => drop(error),
             loaded => return loaded,
@@ -78,26 +80,26 @@ pub(super) fn load_from(
 pub struct CheckpointFiles {
     /// Those of all snapshots.
     pub all: BTreeSet<String>,
-    /// Those that a load reads: of the newest snapshot and those it follows.
-    pub newest: BTreeSet<String>,
+    /// Those that a load reads: of one snapshot and those it follows.
+    pub loaded: BTreeSet<String>,
 }
 
 /// Returns the files that the manifest of a directory lists, whether or not they are there: for who keeps them
-/// elsewhere. There are none without a manifest.
+/// elsewhere. There are none without a manifest. `snapshot` is what a load reads, the newest without it.
 ///
 /// # Errors
-/// [`crate::Error::Checkpoint`]: the manifest is not what it should be.
-pub fn checkpoint_files(directory: &Path) -> Result<CheckpointFiles> {
+/// [`crate::Error::Checkpoint`]: the manifest is not what it should be, or has no such snapshot.
+pub fn checkpoint_files(directory: &Path, snapshot: Option<&str>) -> Result<CheckpointFiles> {
     let manifest = read_at(directory)?.unwrap_or_else(Manifest::empty);
     let broken = |message: String| refused(directory.join(FILE_NAME), message);
-    let chain = manifest.chain().map_err(broken)?;
-    let mut newest = BTreeSet::new();
+    let chain = manifest.chain(snapshot).map_err(broken)?;
+    let mut loaded = BTreeSet::new();
     for entry in chain.last().into_iter().flat_map(|snapshot| &snapshot.tables) {
         for part in parts_of(&chain, entry).map_err(broken)? {
-            newest.extend(part.shards.iter().map(|shard| shard.file.clone()));
+            loaded.extend(part.shards.iter().map(|shard| shard.file.clone()));
         }
     }
-    Ok(CheckpointFiles { all: manifest.files().cloned().collect(), newest })
+    Ok(CheckpointFiles { all: manifest.files().cloned().collect(), loaded })
 }
 
 /// Returns what the save of a directory's newest snapshot was given along; none where there is no snapshot.
@@ -118,14 +120,14 @@ fn is_replaced(directory: &Directory, manifest: &Manifest) -> Result<bool> {
     Ok(now.is_some_and(|now| now.snapshots != manifest.snapshots))
 }
 
-fn load_newest(
+fn load_snapshot(
     directory: &Directory,
     manifest: &Manifest,
     options: &LoadOptions<'_>,
     store: LoadingStore<'_>,
 ) -> Result<Loaded> {
     let broken = |message: String| refused(directory.path().join(FILE_NAME), message);
-    let chain = manifest.chain().map_err(broken)?;
+    let chain = manifest.chain(options.snapshot).map_err(broken)?;
     let Some(newest) = chain.last() else {
         return Err(broken("there is no snapshot".to_owned()));
     };
@@ -158,7 +160,7 @@ fn load_newest(
     let rows = tables.iter().map(|table| (table.name().to_owned(), table.len())).collect();
     let report =
         LoadReport { snapshot: newest.id.clone(), metadata: newest.metadata.clone(), tables: rows, bytes };
-    Ok(Loaded { tables, save, report })
+    Ok(Loaded { tables, save, lineage: newest.lineage.clone(), report })
 }
 
 /// Returns the tables of a snapshot that are to be loaded.

@@ -12,6 +12,7 @@ use super::entries::{ShardEntry, TableEntry};
 use super::files::{
     FILE_NAME, LOCK_NAME, MAX_TEXT_BYTES, NOTHING, at, found, inside, lock, refused, save_id,
 };
+use super::lineage::Lineage;
 use super::metadata::Metadata;
 use super::options::SaveOptions;
 use super::unfinished::{Unfinished, check_no_rows, remove, remove_unneeded};
@@ -20,7 +21,13 @@ use crate::disk::Directory;
 use crate::table::SaveId;
 
 const FORMAT: &str = "recstore-checkpoint";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+
+/// The version that has no lineages.
+const WITHOUT_LINEAGES: u32 = 1;
+
+/// How many lineages that ended a directory remembers.
+const MAX_ENDED: usize = 64;
 
 /// All snapshots of a directory, the oldest first.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -29,6 +36,9 @@ pub(super) struct Manifest {
     format: String,
     version: u32,
     pub(super) snapshots: Vec<Snapshot>,
+    /// The lineages of which there are no snapshots any more; the one that ended last comes last.
+    #[serde(default)]
+    ended: Vec<String>,
     /// Eight hexadecimal digits: the CRC-32 of the file with zeros in their place.
     checksum: String,
 }
@@ -48,6 +58,28 @@ fn checksum_of(mut text: Vec<u8>) -> Option<String> {
     Some(format!("{:08x}", crc32fast::hash(&text)))
 }
 
+/// What every version begins with.
+#[derive(Deserialize)]
+struct Header {
+    format: String,
+    version: u32,
+}
+
+impl Header {
+    fn check(&self) -> std::result::Result<(), String> {
+        if self.format != FORMAT {
+            return Err(format!("expected the format \"{FORMAT}\", got \"{}\"", self.format));
+        }
+        if !(WITHOUT_LINEAGES..=VERSION).contains(&self.version) {
+            return Err(format!(
+                "this release reads the versions {WITHOUT_LINEAGES} to {VERSION}, the checkpoint has {}",
+                self.version
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// The tables of a store at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,6 +90,9 @@ pub(super) struct Snapshot {
     pub(super) parent: Option<String>,
     /// Seconds since 1970.
     pub(super) created: u64,
+    /// Which snapshots it goes on with.
+    #[serde(default)]
+    pub(super) lineage: Lineage,
     /// What the caller gave along.
     pub(super) metadata: Metadata,
     pub(super) tables: Vec<TableEntry>,
@@ -72,6 +107,9 @@ impl Snapshot {
     /// Checks that every table has a name of its own, and that others can read the metadata.
     fn validate(&self) -> std::result::Result<(), String> {
         self.metadata.check_depth()?;
+        self.lineage
+            .validate()
+            .map_err(|message| format!("the lineage of the snapshot {}: {message}", self.id))?;
         let mut names = BTreeSet::from([""]);
         match self.tables.iter().find(|table| !names.insert(&table.name)) {
             Some(table) => Err(format!(
@@ -90,7 +128,8 @@ fn rows_of(tables: &[TableEntry]) -> usize {
 impl Manifest {
     pub(super) fn empty() -> Self {
         let checksum = NO_CHECKSUM.to_owned();
-        Self { format: FORMAT.to_owned(), version: VERSION, snapshots: Vec::new(), checksum }
+        let (snapshots, ended) = (Vec::new(), Vec::new());
+        Self { format: FORMAT.to_owned(), version: VERSION, snapshots, ended, checksum }
     }
 
     /// Reads the manifest of a directory; `None` if there is none.
@@ -100,15 +139,18 @@ impl Manifest {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             text => text.map_err(inside(directory))?,
         };
-        let manifest: Self = serde_json::from_slice(&text).map_err(|error| match error.is_data() {
+        let unreadable = |error: serde_json::Error| match error.is_data() {
             true => refused(&path, format!("it is no manifest of a checkpoint: {error}")),
             false => refused(&path, error),
-        })?;
-        // Another version may have its checksum elsewhere.
-        manifest.check_version().map_err(|message| refused(&path, message))?;
+        };
+        // Another version may have other keys, and its checksum elsewhere.
+        let header: Header = serde_json::from_slice(&text).map_err(unreadable)?;
+        header.check().map_err(|message| refused(&path, message))?;
+        let mut manifest: Self = serde_json::from_slice(&text).map_err(unreadable)?;
         if checksum_of(text).as_ref() != Some(&manifest.checksum) {
             return Err(refused(&path, "it was changed: its checksum is another"));
         }
+        manifest.give_lineage().map_err(|message| refused(&path, message))?;
         manifest.validate().map_err(|message| refused(&path, message))?;
         Ok(Some(manifest))
     }
@@ -133,14 +175,30 @@ impl Manifest {
         }
     }
 
-    fn check_version(&self) -> std::result::Result<(), String> {
-        if self.format != FORMAT {
-            return Err(format!("expected the format \"{FORMAT}\", got \"{}\"", self.format));
+    /// Makes the snapshots of a version without lineages one lineage, which begins with the newest: the first one may
+    /// be gone already.
+    fn give_lineage(&mut self) -> std::result::Result<(), String> {
+        if self.version != WITHOUT_LINEAGES {
+            return Ok(());
         }
-        if self.version != VERSION {
-            return Err(format!("this release reads version {VERSION}, the checkpoint has {}", self.version));
+        let begins = self.snapshots.last().map_or(String::new(), |newest| newest.id.clone());
+        for snapshot in &mut self.snapshots {
+            if snapshot.lineage != Lineage::default() {
+                return Err(format!("version {WITHOUT_LINEAGES} has no lineages"));
+            }
+            snapshot.lineage = Lineage::beginning(&begins, &snapshot.id);
         }
+        self.version = VERSION;
         Ok(())
+    }
+
+    /// Whether snapshots of a lineage are or were here.
+    pub(super) fn has_had(&self, lineage: &String) -> bool {
+        self.ended.contains(lineage) || self.lineages().contains(lineage)
+    }
+
+    fn lineages(&self) -> BTreeSet<String> {
+        self.snapshots.iter().map(|snapshot| snapshot.lineage.id.clone()).collect()
     }
 
     fn validate(&self) -> std::result::Result<(), String> {
@@ -164,8 +222,10 @@ impl Manifest {
         note: &mut Unfinished,
         change: impl FnOnce(&mut Self),
     ) -> Result<()> {
-        let before: BTreeSet<String> = self.files().cloned().collect();
+        let (before, lineages): (BTreeSet<String>, _) = (self.files().cloned().collect(), self.lineages());
         change(self);
+        self.ended.extend(lineages.difference(&self.lineages()).cloned());
+        self.ended.drain(..self.ended.len().saturating_sub(MAX_ENDED));
         let needed = self.files().cloned().collect();
         // Noted before the manifest changes: after a crash in between, the next save still knows what to
         // remove.
@@ -198,9 +258,15 @@ impl Manifest {
         self.snapshots.iter().filter_map(gap).collect()
     }
 
-    /// Returns the newest snapshot and those it follows, the full one first.
-    pub(super) fn chain(&self) -> std::result::Result<Vec<&Snapshot>, String> {
-        let mut chain: Vec<&Snapshot> = self.snapshots.last().into_iter().collect();
+    /// Returns a snapshot, the newest if none is named, and those it follows, the full one first.
+    pub(super) fn chain(&self, of: Option<&str>) -> std::result::Result<Vec<&Snapshot>, String> {
+        let mut chain: Vec<&Snapshot> = match of {
+            None => self.snapshots.last().into_iter().collect(),
+            Some(id) => {
+                let named = self.snapshots.iter().find(|snapshot| snapshot.id == id);
+                vec![named.ok_or_else(|| format!("there is no snapshot {id}"))?]
+            }
+        };
         while let Some(parent) = chain.last().and_then(|snapshot| snapshot.parent.as_ref()) {
             let found = self.snapshots.iter().find(|snapshot| snapshot.id == *parent);
             let found = found.ok_or_else(|| {
@@ -221,15 +287,19 @@ impl Manifest {
     /// Adds a snapshot and drops those that `options` does not keep.
     pub(super) fn add(
         &mut self,
-        id: String,
+        lineage: Lineage,
         base: Option<String>,
         tables: Vec<TableEntry>,
         options: &SaveOptions<'_>,
     ) {
+        if options.replace {
+            self.snapshots.retain(|snapshot| snapshot.lineage.id == lineage.id);
+        }
+        let id = lineage.save.clone();
         let parent = base.filter(|_| tables.iter().any(|table| table.is_delta));
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let metadata = options.metadata.clone();
-        self.snapshots.push(Snapshot { id, parent, created, metadata, tables });
+        self.snapshots.push(Snapshot { id, parent, created, lineage, metadata, tables });
         self.retain(options.keep.max(1));
     }
 
@@ -252,13 +322,23 @@ impl Manifest {
         self.snapshots.iter().rev().flat_map(Snapshot::shards).map(Compression::of).next().unwrap_or_default()
     }
 
-    /// Keeps the newest `keep` full snapshots and what follows them, and returns the others.
+    /// Keeps the newest `keep` full snapshots of the newest lineage and what follows them, and returns the others of that
+    /// lineage. Those of another one stay.
     pub(super) fn retain(&mut self, keep: usize) -> Vec<Snapshot> {
+        let Some(own) = self.snapshots.last().map(|newest| newest.lineage.id.clone()) else {
+            return Vec::new();
+        };
+        let is_own = |snapshot: &Snapshot| snapshot.lineage.id == own;
+        let is_full = |snapshot: &Snapshot| is_own(snapshot) && snapshot.parent.is_none();
         let full: Vec<usize> =
-            (0..self.snapshots.len()).filter(|&place| self.snapshots[place].parent.is_none()).collect();
+            (0..self.snapshots.len()).filter(|&place| is_full(&self.snapshots[place])).collect();
         // Counted by full snapshots: a delta needs all that stand between it and the last full one.
         let first = if full.len() > keep { full[full.len() - keep] } else { 0 };
-        self.snapshots.drain(..first).collect()
+        let (older, kept) =
+            (self.snapshots.drain(..first).collect::<Vec<_>>(), std::mem::take(&mut self.snapshots));
+        let (dropped, others): (Vec<_>, Vec<_>) = older.into_iter().partition(is_own);
+        self.snapshots = others.into_iter().chain(kept).collect();
+        dropped
     }
 
     /// Returns the files of all snapshots.

@@ -55,8 +55,11 @@ pub struct SaveOptions<'a> {
     pub metadata: Metadata,
     /// How files are made smaller. A file is written plain first, and the room for both taken until it is compressed.
     pub compression: Compression,
-    /// Allows a store without rows to replace the rows of another that were saved to the directory.
+    /// Drops the snapshots that other stores saved to the directory, also for a store without rows.
     pub replace: bool,
+    /// Sixteen hexadecimal digits that tell the store from others, for one that comes back with its rows when its process
+    /// has ended. One that does not is known by what it saved and loaded.
+    pub writer: Option<String>,
     /// The directory is that of the server which saves; one of another server is refused.
     pub by_its_server: bool,
     /// Puts parts together though tables are at different steps on different shards; the greatest counts.
@@ -77,6 +80,8 @@ pub struct LoadOptions<'a> {
     /// Which of the stores that share the load this is, if several do. Where as many saved, each gets the shared rows that
     /// its own had.
     pub shard: Option<Shard>,
+    /// The snapshot to load; the newest without it.
+    pub snapshot: Option<&'a str>,
     /// The only tables to load; all of the snapshot's without it.
     pub tables: Option<&'a BTreeSet<String>>,
     /// Whether the tables begin to count anew what was inserted, updated and so on. Of stores that share the rows of a save

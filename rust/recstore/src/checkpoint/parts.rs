@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::entries::TableEntry;
 use super::files::{MAX_TEXT_BYTES, at, created, found, inside, lock, name_of, refused, save_id};
+use super::lineage::{Claim, Saves};
 use super::manifest::Manifest;
 use super::options::{SaveOptions, Shard};
 use super::place::check_free;
 use super::reports::SaveReport;
-use super::save::{AllTables, Plan, Saves, base_of, cleaned, write};
+use super::save::{AllTables, Plan, base_of, cleaned, write};
 use super::unfinished::Unfinished;
 use crate::disk::Directory;
 use crate::{Error, Result};
@@ -22,10 +23,21 @@ use crate::{Error, Result};
 #[serde(deny_unknown_fields)]
 struct Part {
     base: Option<String>,
-    /// Whether the store had saved or loaded the newest snapshot that there was.
+    /// None in parts of before, which tell only whether the store had saved or loaded the newest snapshot.
     #[serde(default)]
+    claim: Option<Claim>,
+    #[serde(default, skip_serializing)]
     follows: bool,
     tables: Vec<TableEntry>,
+}
+
+impl Part {
+    /// Returns what its store said of itself.
+    fn claim(&mut self) -> Claim {
+        let follows = self.follows || self.base.is_some();
+        let before = || Claim { follows, newest: self.base.clone(), ..Claim::default() };
+        self.claim.take().unwrap_or_else(before)
+    }
 }
 
 fn part_name(snapshot: &str, shard: Shard) -> String {
@@ -50,24 +62,29 @@ pub(crate) fn save_part(
     // Without the directory's lock: shards save here at the same time, each to files of its own.
     let manifest = Manifest::read_or_new(directory)?;
     let base = base_of(&manifest, saves, directory, options.kind)?;
-    let follows = saves.have_newest(&manifest);
+    let claim = saves.claim(&manifest, directory, options)?;
+    let kept = claim.check(&manifest, directory, options)?;
+    let lineage = claim.clone().lineage(&manifest, snapshot);
     let (suffix, name) = (format!("-{}-of-{}", shard.number, shard.of), part_name(snapshot, shard));
     let (compression, part) = (options.compression, Some(name.clone()));
     let plan = Plan { directory, save, base, suffix, compression, part };
-    write(tables, saves, &plan, options, |tables, _| {
+    let report = write(tables, &plan, options, |tables, _| {
         // Written after the files that it lists: `commit` takes it as the sign that they are there.
-        let part = Part { base: base.map(name_of), follows, tables };
+        let part = Part { base: base.map(name_of), claim: Some(claim), follows: false, tables };
         let text = serde_json::to_vec_pretty(&part).map_err(at(path))?;
         directory.replace(name, &text).map_err(inside(directory))
-    })
+    })?;
+    saves.note(save, &lineage);
+    Ok(SaveReport { kept, ..report })
 }
 
-/// Makes what all `of` shards saved for `snapshot` the newest snapshot of a directory.
+/// Makes what all `of` shards saved for `snapshot` the newest snapshot of a directory. Returns what [`SaveReport::kept`]
+/// says.
 ///
 /// # Errors
-/// [`crate::Error::Checkpoint`]: a shard is missing, or shards do not fit together; then the directory's newest snapshot
-/// is what it was.
-pub fn commit(path: &Path, snapshot: &str, of: usize, options: &SaveOptions<'_>) -> Result<()> {
+/// [`crate::Error::Checkpoint`]: a shard is missing, or shards do not fit together, or another store has saved since they
+/// did; then the directory's newest snapshot is what it was.
+pub fn commit(path: &Path, snapshot: &str, of: usize, options: &SaveOptions<'_>) -> Result<Option<String>> {
     save_id(snapshot).map_err(|message| refused(path, message))?;
     check_free(path, options)?;
     let directory = &found(path)?.ok_or_else(|| refused(path, "no shard has been saved here"))?;
@@ -76,14 +93,16 @@ pub fn commit(path: &Path, snapshot: &str, of: usize, options: &SaveOptions<'_>)
     let mut manifest = Manifest::read_or_new(directory)?;
     let part = |number| part_name(snapshot, Shard { number, of });
     let parts = (0..of).map(|number| read(directory, &part(number))).collect::<Result<Vec<_>>>()?;
-    let Part { base, follows, tables } = merged(parts, directory, options)?;
-    manifest.check_not_emptied(directory, &tables, follows, options)?;
+    let (claim, Part { base, tables, .. }) = merged(parts, directory, options)?;
+    let kept = claim.check(&manifest, directory, options)?;
+    manifest.check_not_emptied(directory, &tables, claim.follows, options)?;
+    let lineage = claim.lineage(&manifest, snapshot);
     check_there(directory, &tables)?;
     let mut note = Unfinished::begin(directory, &format!("{snapshot}-commit"), BTreeSet::new())?;
     let added = manifest.replace(directory, &mut note, |manifest| {
-        manifest.add(snapshot.to_owned(), base, tables, options);
+        manifest.add(lineage, base, tables, options);
     });
-    cleaned(directory, added)
+    cleaned(directory, added.map(|()| kept))
 }
 
 /// Checks that what the parts list has not been removed: a save that another job began may have been taken for one that
@@ -110,18 +129,20 @@ fn read(directory: &Directory, name: &str) -> Result<Part> {
 }
 
 /// Puts the parts of all shards together, table by table.
-fn merged(parts: Vec<Part>, directory: &Directory, options: &SaveOptions<'_>) -> Result<Part> {
+fn merged(parts: Vec<Part>, directory: &Directory, options: &SaveOptions<'_>) -> Result<(Claim, Part)> {
     let mut parts = parts.into_iter();
-    let Some(Part { base, mut follows, mut tables }) = parts.next() else {
+    let Some(mut first) = parts.next() else {
         return Err(refused(directory.path(), "a snapshot of no shard cannot be committed"));
     };
-    for (number, part) in parts.enumerate() {
+    let mut claim = first.claim();
+    let Part { base, tables, .. } = &mut first;
+    for (number, mut part) in parts.enumerate() {
         let differs =
             |what: &str| refused(directory.path(), format!("shard {} saved {what} than shard 0", number + 1));
-        if part.base != base || part.tables.len() != tables.len() {
+        if part.base != *base || part.tables.len() != tables.len() {
             return Err(differs("other changes or tables"));
         }
-        follows &= part.follows;
+        claim.join(part.claim());
         for (table, mut own) in tables.iter_mut().zip(part.tables) {
             if options.at_any_step {
                 table.level_steps(&mut own);
@@ -133,7 +154,7 @@ fn merged(parts: Vec<Part>, directory: &Directory, options: &SaveOptions<'_>) ->
             })?;
         }
     }
-    Ok(Part { base, follows, tables })
+    Ok((claim, first))
 }
 
 /// Says how shards that stopped a step apart come together again.

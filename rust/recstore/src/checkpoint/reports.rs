@@ -18,6 +18,9 @@ pub struct SaveReport {
     pub deleted: usize,
     /// The bytes written.
     pub bytes: u64,
+    /// The newest of the snapshots of another store which stay beside this one, where this one is the first of its store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<String>,
 }
 
 /// What a load read.

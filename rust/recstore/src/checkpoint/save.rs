@@ -6,6 +6,7 @@ use std::path::Path;
 use super::compression::{Compression, compress};
 use super::entries::{ShardEntry, TableEntry};
 use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, created, inside, lock, name_of, new_save, refused};
+use super::lineage::Saves;
 use super::manifest::Manifest;
 use super::options::{SaveKind, SaveOptions};
 use super::place::check_free;
@@ -16,26 +17,6 @@ use super::unfinished::{Unfinished, remove_unneeded};
 use crate::Result;
 use crate::disk::Directory;
 use crate::table::{AdmissionCounts, CopiedRows, CutTables, SaveId, TableCut, cut};
-
-/// The saves that a store has made, or was loaded from.
-#[derive(Debug, Default)]
-pub(crate) struct Saves {
-    last: Option<SaveId>,
-    all: BTreeSet<SaveId>,
-}
-
-impl Saves {
-    /// Notes what the store now holds.
-    pub(crate) fn note(&mut self, save: SaveId) {
-        self.last = Some(save);
-        self.all.insert(save);
-    }
-
-    /// Whether the store has held, or saved, the newest snapshot of a directory.
-    pub(super) fn have_newest(&self, manifest: &Manifest) -> bool {
-        manifest.newest_save().is_some_and(|newest| self.all.contains(&newest))
-    }
-}
 
 /// Cuts all tables of a store by what it is given.
 pub(crate) type AllTables<'a> = dyn Fn(&CutTables<'_>) -> Result<Vec<TableCut>> + 'a;
@@ -58,16 +39,22 @@ pub(crate) fn save(
     // Under the lock: another save may have replaced it until now.
     let mut manifest = Manifest::read_or_new(directory)?;
     let base = base_of(&manifest, saves, directory, options.kind)?;
-    let follows = saves.have_newest(&manifest);
+    let claim = saves.claim(&manifest, directory, options)?;
+    let kept = claim.check(&manifest, directory, options)?;
+    let (save, follows) = (new_save(), claim.follows);
+    let lineage = claim.lineage(&manifest, &name_of(save));
     let (suffix, compression) = (String::new(), options.compression);
-    let plan = Plan { directory, save: new_save(), base, suffix, compression, part: None };
-    let saved = write(tables, saves, &plan, options, |tables, note| {
+    let plan = Plan { directory, save, base, suffix, compression, part: None };
+    let saved = write(tables, &plan, options, |tables, note| {
         manifest.check_not_emptied(directory, &tables, follows, options)?;
         manifest.replace(directory, note, |manifest| {
-            manifest.add(name_of(plan.save), base.map(name_of), tables, options);
+            manifest.add(lineage.clone(), base.map(name_of), tables, options);
         })
     });
-    cleaned(directory, saved)
+    if saved.is_ok() {
+        saves.note(save, &lineage);
+    }
+    cleaned(directory, saved.map(|report| SaveReport { kept, ..report }))
 }
 
 /// What is to be saved where.
@@ -105,7 +92,6 @@ impl Plan<'_> {
 /// Writes the files of all tables and then calls `commit`, which makes them count.
 pub(super) fn write(
     tables: &AllTables<'_>,
-    saves: &mut Saves,
     plan: &Plan<'_>,
     options: &SaveOptions<'_>,
     commit: impl FnOnce(Vec<TableEntry>, &mut Unfinished) -> Result<()>,
@@ -117,9 +103,6 @@ pub(super) fn write(
     let saved = write_noted(&cuts, plan, options.progress, commit);
     // Also after an error: then the notes from before the cut count again, and no delta misses a row.
     cuts.iter().for_each(|cut| cut.end(saved.is_ok()));
-    if saved.is_ok() {
-        saves.note(plan.save);
-    }
     saved
 }
 
@@ -144,7 +127,7 @@ pub(super) fn base_of(
     directory: &Directory,
     kind: SaveKind,
 ) -> Result<Option<SaveId>> {
-    let base = saves.last.filter(|last| manifest.newest_save() == Some(*last));
+    let base = saves.last().filter(|last| manifest.newest_save() == Some(*last));
     match kind {
         SaveKind::Full => Ok(None),
         SaveKind::Auto => Ok(base),
@@ -223,6 +206,7 @@ fn report(save: SaveId, entries: &[TableEntry]) -> SaveReport {
         rows: shards().map(|shard| shard.rows).sum(),
         deleted: shards().map(|shard| shard.deleted).sum(),
         bytes: shards().map(|shard| shard.bytes).sum(),
+        kept: None,
     }
 }
 

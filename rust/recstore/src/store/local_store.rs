@@ -228,7 +228,7 @@ impl EmbeddingStore for LocalStore {
         let _gate = fork::enter();
         self.exclusive().replace(loaded.tables, options.numbers)?;
         // Only now: a delta may follow the snapshot once the tables are those that it has.
-        saves.note(loaded.save);
+        saves.note(loaded.save, &loaded.lineage);
         Ok(loaded.report)
     }
 

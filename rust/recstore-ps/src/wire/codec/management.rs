@@ -94,7 +94,7 @@ pub enum Management {
     SavePart(SavePart),
     /// Makes what all shards saved the newest snapshot; [`Managed::Done`].
     Commit(SavePart),
-    /// Loads the rows of this shard from the newest snapshot; [`Managed::Loaded`].
+    /// Loads the rows of this shard from a snapshot; [`Managed::Loaded`].
     Load(LoadShard),
     /// Saves the tables to the server's own directory, and drops the log before; [`Managed::Saved`], or [`Managed::Done`] of
     /// a server without one. Since version 3.
@@ -216,7 +216,7 @@ pub struct SavePart {
     /// The level of zstd; plain files without it. Since version 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<i32>,
-    /// Whether servers without rows may replace the rows of others. Since version 2.
+    /// Whether the snapshots of other stores go. Since version 2.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replace: bool,
 }
@@ -234,6 +234,9 @@ pub struct LoadShard {
     /// The only tables to load. Since version 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tables: Option<BTreeSet<String>>,
+    /// The snapshot to load; the newest without it. Since version 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
 }
 
 /// The answer to a [`Management`] request.
