@@ -244,8 +244,8 @@ fn a_manifest_of_another_format_or_form_is_refused() {
     let refused = |words: &str, change: &dyn Fn(&mut Value)| subject.assert_manifest_refused(words, change);
     let format = "expected the format \"recstore-checkpoint\", got \"zip\"";
     refused(format, &|manifest| manifest["format"] = json!("zip"));
-    let version = "this release reads version 1, the checkpoint has 2";
-    refused(version, &|manifest| manifest["version"] = json!(2));
+    let version = "this release reads the versions 1 to 2, the checkpoint has 3";
+    refused(version, &|manifest| manifest["version"] = json!(3));
     refused("unknown field `extra`", &|manifest| manifest["extra"] = json!(2));
     refused("missing field", &|manifest| {
         manifest.as_object_mut().unwrap().remove("version").unwrap();

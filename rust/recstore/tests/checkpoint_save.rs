@@ -285,7 +285,7 @@ fn rows_are_not_replaced_by_those_of_an_empty_store_unless_that_is_meant() {
     options.replace = true;
     kept.table_names().unwrap().iter().for_each(|name| kept.drop_table(name).unwrap());
     save(&kept, directory.path(), SaveKind::Full).unwrap();
-    save(&store, directory.path(), SaveKind::Full).unwrap();
+    store.save(directory.path(), &options).unwrap();
     empty.save(directory.path(), &options).unwrap();
     assert_eq!(state(&loaded(directory.path())), state(&empty));
 }
@@ -340,8 +340,11 @@ fn a_delta_that_can_follow_nothing_is_refused() {
     // The directory has gone on without this store.
     refused(&store, &two);
     step(&store, tables[1], 5);
-    assert!(!save(&store, &two, SaveKind::Auto).unwrap().is_delta);
-    assert_eq!(state(&loaded(&two)), state(&store));
+    for kind in [SaveKind::Full, SaveKind::Auto] {
+        let (_, message) = refusal(save(&store, &two, kind));
+        assert!(message.starts_with("another store has saved the newest snapshot here"), "{message}");
+    }
+    assert_eq!(state(&loaded(&two)), state(&other));
     assert_eq!(snapshots(&one).len(), 1);
 }
 

@@ -1,0 +1,467 @@
+//! Jobs that share a directory, in any order: nothing of another is deleted, and nothing saved is lost.
+//!
+//! `PROPTEST_CASES` says how many sequences are tried.
+
+// tier: test
+
+#![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
+
+mod checkpoints;
+mod numbered;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use checkpoints::{insert, loaded, manifest, open, read, refusal, save_keeping, store};
+use numbered::Numbered;
+use proptest::prelude::*;
+use recstore::{
+    EmbeddingStore, InProcessStore, LoadOptions, LocalStore, Pruning, Result, SaveKind, SaveOptions,
+    SaveReport, Shard, commit_snapshot, compact, new_snapshot_name, verify_checkpoint,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const TABLE: &str = "t";
+const CONFIG: &str = r#"{"block_size": 2, "initializer": {"kind": "zeros"}, "optimizer": {"kind": "sgd"}}"#;
+const JOBS: usize = 3;
+const USUAL_CASES: u32 = 200;
+
+const OVERTAKEN: &str = "another store has saved the newest snapshot here";
+const TWO_OTHERS: &str = "it has snapshots of two other stores already";
+const EMPTIED: &str = "and the store to be saved has none and never had those";
+const NO_DELTA: &str = "a delta must follow the last save or load of this store";
+
+type Rows = BTreeMap<i64, f32>;
+
+#[derive(Debug, Clone)]
+enum Op {
+    Write(usize, BTreeSet<i64>),
+    Delete(usize, BTreeSet<i64>),
+    Load(usize),
+    /// Loads the snapshots of the other store.
+    LoadOther(usize),
+    Save {
+        job: usize,
+        options: Options,
+    },
+    /// Ends in the middle of a save.
+    Killed(usize, SaveKind),
+    /// Begins anew, without a load.
+    Restart(usize),
+    Prune(usize),
+    Compact,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Options {
+    kind: SaveKind,
+    keep: usize,
+    replace: bool,
+    /// As a shard of one, whose part is committed.
+    as_part: bool,
+}
+
+impl Options {
+    fn save(self, store: &LocalStore, directory: &Path) -> Result<SaveReport> {
+        let mut options = SaveOptions::default();
+        (options.kind, options.keep, options.replace) = (self.kind, self.keep, self.replace);
+        if !self.as_part {
+            return store.save(directory, &options);
+        }
+        let snapshot = new_snapshot_name();
+        let report = store.save_part(directory, &snapshot, Shard { number: 0, of: 1 }, &options)?;
+        assert_eq!(commit_snapshot(directory, &snapshot, 1, &options)?, report.kept);
+        Ok(report)
+    }
+}
+
+fn kind() -> impl Strategy<Value = SaveKind> {
+    prop::sample::select(&[SaveKind::Full, SaveKind::Delta, SaveKind::Auto, SaveKind::Auto][..])
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    // Mostly two jobs, so that they meet often.
+    let job = || prop::sample::select(&[0, 0, 0, 1, 1, 1, JOBS - 1][..]);
+    let ids = || prop::collection::btree_set(0..8i64, 1..4);
+    let options = (kind(), 1..3usize, prop::bool::weighted(0.1), any::<bool>())
+        .prop_map(|(kind, keep, replace, as_part)| Options { kind, keep, replace, as_part });
+    prop_oneof![
+        4 => (job(), ids()).prop_map(|(job, ids)| Op::Write(job, ids)),
+        1 => (job(), ids()).prop_map(|(job, ids)| Op::Delete(job, ids)),
+        3 => job().prop_map(Op::Load),
+        1 => job().prop_map(Op::LoadOther),
+        8 => (job(), options).prop_map(|(job, options)| Op::Save { job, options }),
+        1 => (job(), kind()).prop_map(|(job, kind)| Op::Killed(job, kind)),
+        2 => job().prop_map(Op::Restart),
+        1 => (1..3usize).prop_map(Op::Prune),
+        1 => Just(Op::Compact),
+    ]
+}
+
+#[derive(Debug, Clone)]
+struct Snapshot {
+    id: String,
+    lineage: usize,
+    is_full: bool,
+    /// The rows of its own files.
+    written: usize,
+    rows: Rows,
+}
+
+struct Job {
+    store: LocalStore,
+    rows: Rows,
+    last: Option<String>,
+    held: BTreeSet<String>,
+    lineages: BTreeSet<usize>,
+}
+
+impl Job {
+    fn new() -> Self {
+        let store = store();
+        open(&store, TABLE, 1, CONFIG);
+        let (held, lineages) = (BTreeSet::new(), BTreeSet::new());
+        Self { store, rows: Rows::new(), last: None, held, lineages }
+    }
+
+    fn note(&mut self, snapshot: &Snapshot) {
+        self.last = Some(snapshot.id.clone());
+        self.held.insert(snapshot.id.clone());
+        self.lineages.insert(snapshot.lineage);
+    }
+}
+
+/// A directory, its jobs, and what it should hold: a list of snapshots.
+struct Subject {
+    directory: TempDir,
+    jobs: Vec<Job>,
+    snapshots: Vec<Snapshot>,
+    /// The lineages that were here.
+    seen: BTreeSet<usize>,
+    lineages: usize,
+    values: f32,
+}
+
+impl Subject {
+    fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+            jobs: (0..JOBS).map(|_| Job::new()).collect(),
+            snapshots: Vec::new(),
+            seen: BTreeSet::new(),
+            lineages: 0,
+            values: 0.0,
+        }
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn newest(&self) -> Option<&Snapshot> {
+        self.snapshots.last()
+    }
+
+    /// The newest snapshot of the other lineage.
+    fn other(&self) -> Option<&Snapshot> {
+        let own = self.newest()?.lineage;
+        self.snapshots.iter().rfind(|snapshot| snapshot.lineage != own)
+    }
+
+    fn follows(&self, job: &Job) -> bool {
+        self.newest().is_some_and(|newest| job.held.contains(&newest.id))
+    }
+
+    /// Why a save must be refused, if it must.
+    fn expected_refusal(&self, job: &Job, options: Options) -> Option<&'static str> {
+        let newest_id = self.newest().map(|newest| &newest.id);
+        if options.kind == SaveKind::Delta && (newest_id.is_none() || job.last.as_ref() != newest_id) {
+            return Some(NO_DELTA);
+        }
+        if options.replace || self.newest().is_none() || self.follows(job) {
+            return None;
+        }
+        if !job.lineages.is_disjoint(&self.seen) {
+            return Some(OVERTAKEN);
+        }
+        if self.other().is_some() {
+            return Some(TWO_OTHERS);
+        }
+        (job.rows.is_empty() && self.newest()?.written > 0).then_some(EMPTIED)
+    }
+
+    fn save(&mut self, number: usize, options: Options) {
+        let before = self.snapshots.clone();
+        let job = &self.jobs[number];
+        let saved = options.save(&job.store, self.path());
+        if let Some(expected) = self.expected_refusal(job, options) {
+            let (_, message) = refusal(saved);
+            assert!(message.contains(expected), "expected {expected}, got {message}");
+            return;
+        }
+        let (report, follows) = (saved.unwrap(), self.follows(job));
+        let lineage = if follows { before[before.len() - 1].lineage } else { self.lineages };
+        self.lineages += 1;
+        let kept = before.last().filter(|_| !follows && !options.replace).map(|newest| newest.id.clone());
+        assert_eq!(report.kept, kept);
+        assert!(!report.is_delta || job.last == before.last().map(|newest| newest.id.clone()));
+        let saved = Snapshot {
+            id: report.snapshot,
+            lineage,
+            is_full: !report.is_delta,
+            written: report.rows,
+            rows: job.rows.clone(),
+        };
+        self.jobs[number].note(&saved);
+        self.seen.insert(lineage);
+        self.snapshots.push(saved);
+        if options.replace {
+            self.snapshots.retain(|snapshot| snapshot.lineage == lineage);
+        }
+        self.prune(options.keep);
+    }
+
+    /// Drops what `keep` does not keep of the newest lineage.
+    fn prune(&mut self, keep: usize) {
+        let Some(own) = self.newest().map(|newest| newest.lineage) else { return };
+        let full = |snapshot: &Snapshot| snapshot.lineage == own && snapshot.is_full;
+        let surplus = self.snapshots.iter().filter(|snapshot| full(snapshot)).count().saturating_sub(keep);
+        let mut passed = 0;
+        self.snapshots.retain(|snapshot| {
+            passed += usize::from(full(snapshot));
+            snapshot.lineage != own || passed > surplus
+        });
+    }
+
+    fn load(&mut self, number: usize, of_other: bool) {
+        let chosen = if of_other { self.other() } else { self.newest() }.cloned();
+        let mut options = LoadOptions::default();
+        if of_other {
+            options.snapshot = Some(chosen.as_ref().map_or("0123456789abcdef", |chosen| &chosen.id));
+        }
+        let result = self.jobs[number].store.load(self.path(), &options);
+        let Some(chosen) = chosen else {
+            assert!(refusal(result).1.contains("there is no"));
+            return;
+        };
+        assert_eq!(result.unwrap().snapshot, chosen.id);
+        self.jobs[number].rows.clone_from(&chosen.rows);
+        self.jobs[number].note(&chosen);
+    }
+
+    /// What a save wrote that did not end is no part of anything.
+    fn kill(&mut self, number: usize, kind: SaveKind) {
+        let mut options = SaveOptions::default();
+        options.kind = kind;
+        let shard = Shard { number: 0, of: 1 };
+        _ = self.jobs[number].store.save_part(self.path(), &new_snapshot_name(), shard, &options);
+        self.jobs[number] = Job::new();
+    }
+
+    fn compact(&mut self) {
+        let Some(newest) = self.snapshots.last_mut() else { return };
+        let is_chain = !newest.is_full;
+        if is_chain {
+            (newest.is_full, newest.written) = (true, newest.rows.len());
+            let newest = self.snapshots.pop().unwrap();
+            while self.snapshots.pop().is_some_and(|older| !older.is_full) {}
+            self.snapshots.push(newest);
+        }
+        assert_eq!(compact(self.path(), None).unwrap().is_some(), is_chain);
+    }
+
+    fn act(&mut self, op: Op) {
+        match op {
+            Op::Write(number, ids) => {
+                let job = &mut self.jobs[number];
+                let table = job.store.find_numbered(TABLE).unwrap().unwrap();
+                for id in ids {
+                    self.values += 1.0;
+                    job.store.write(table, &[id], &[self.values]).unwrap();
+                    job.rows.insert(id, self.values);
+                }
+            }
+            Op::Delete(number, ids) => {
+                let job = &mut self.jobs[number];
+                let table = job.store.find_numbered(TABLE).unwrap().unwrap();
+                job.store.delete(table, &Vec::from_iter(ids.clone())).unwrap();
+                job.rows.retain(|id, _| !ids.contains(id));
+            }
+            Op::Load(number) => self.load(number, false),
+            Op::LoadOther(number) => self.load(number, true),
+            Op::Save { job, options } => self.save(job, options),
+            Op::Killed(number, kind) => self.kill(number, kind),
+            Op::Restart(number) => self.jobs[number] = Job::new(),
+            Op::Prune(keep) if !self.snapshots.is_empty() => {
+                Pruning::plan(self.path(), keep, false).unwrap().carry_out().unwrap();
+                self.prune(keep);
+            }
+            Op::Prune(_) => {}
+            Op::Compact => self.compact(),
+        }
+    }
+
+    /// The directory lists just the snapshots that it should, and the newest of each lineage is as it was saved.
+    fn assert_same(&self) {
+        if self.snapshots.is_empty() {
+            assert!(!checkpoints::manifest_path(self.path()).exists());
+            return;
+        }
+        let manifest = manifest(self.path());
+        let found = manifest["snapshots"].as_array().unwrap();
+        let ids: Vec<&str> = found.iter().map(|snapshot| snapshot["id"].as_str().unwrap()).collect();
+        assert_eq!(ids, self.snapshots.iter().map(|snapshot| &*snapshot.id).collect::<Vec<_>>());
+        let lineage = |place: usize| &found[place]["lineage"]["id"];
+        for (place, pair) in self.snapshots.windows(2).enumerate() {
+            assert_eq!(lineage(place) == lineage(place + 1), pair[0].lineage == pair[1].lineage);
+        }
+        for snapshot in self.newest().into_iter().chain(self.other()) {
+            assert_eq!(rows_of(self.path(), &snapshot.id), snapshot.rows);
+        }
+    }
+}
+
+fn rows_of(directory: &Path, snapshot: &str) -> Rows {
+    let (store, mut options) = (store(), LoadOptions::default());
+    options.snapshot = Some(snapshot);
+    store.load(directory, &options).unwrap();
+    let table = store.find_numbered(TABLE).unwrap().unwrap();
+    let ids = store.ids(table).unwrap();
+    let values = read(&store, table, &ids);
+    ids.into_iter().zip(values).collect()
+}
+
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").map_or(USUAL_CASES, |cases| cases.parse().unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_of_another_is_deleted_and_nothing_saved_is_lost(ops in prop::collection::vec(op(), 0..24)) {
+        let mut subject = Subject::new();
+        for op in ops {
+            subject.act(op);
+            subject.assert_same();
+        }
+        for snapshot in &subject.snapshots {
+            assert_eq!(rows_of(subject.path(), &snapshot.id), snapshot.rows);
+        }
+        if !subject.snapshots.is_empty() {
+            let found = verify_checkpoint(subject.path()).unwrap().findings;
+            assert!(found.iter().all(|finding| finding.kind == recstore::FindingKind::Unexplained), "{found:?}");
+        }
+    }
+}
+
+fn filled(rows: i64) -> LocalStore {
+    let store = store();
+    let table = open(&store, TABLE, 1, CONFIG);
+    insert(&store, table, &Vec::from_iter(0..rows));
+    store
+}
+
+fn full(store: &LocalStore, directory: &Path) -> Result<SaveReport> {
+    save_keeping(store, directory, SaveKind::Full, 1)
+}
+
+fn replacing() -> SaveOptions<'static> {
+    let mut options = SaveOptions::default();
+    options.replace = true;
+    options
+}
+
+/// Of two jobs that take turns with two directories each goes on with both, also after a restart that loads one of them.
+#[test]
+fn a_store_goes_on_with_what_the_store_held_that_it_was_loaded_from() {
+    let temporary = tempfile::tempdir().unwrap();
+    let (odd, even) = (temporary.path().join("odd"), temporary.path().join("even"));
+    let mut store = filled(3);
+    for _ in 0..4 {
+        assert_eq!(full(&store, &even).unwrap().kept, None);
+        assert_eq!(full(&store, &odd).unwrap().kept, None);
+        store = loaded(&odd);
+        assert_eq!(full(&store, &even).unwrap().kept, None);
+        assert_eq!(manifest(&even)["snapshots"].as_array().unwrap().len(), 1);
+    }
+    // What another has added is not what it held.
+    full(&loaded(&even), &even).unwrap();
+    assert!(full(&loaded(&odd), &even).unwrap().kept.is_some());
+}
+
+/// A store that was overtaken stays so when its own snapshots are gone.
+#[test]
+fn a_directory_remembers_who_was_part_of_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, fresh) = (filled(3), filled(2));
+    let saved = full(&old, directory.path()).unwrap().snapshot;
+    fresh.save(directory.path(), &replacing()).unwrap();
+    let newest = full(&fresh, directory.path()).unwrap().snapshot;
+    let (_, message) = refusal(full(&old, directory.path()));
+    let expected = format!(
+        "another store has saved the newest snapshot here, {newest}, since this one saved or loaded {saved}: save elsewhere, load the newest one before training, or drop what is here (replace=True)"
+    );
+    assert_eq!(message, expected);
+    assert_eq!(old.save(directory.path(), &replacing()).unwrap().kept, None);
+    assert_eq!(manifest(directory.path())["snapshots"].as_array().unwrap().len(), 1);
+}
+
+/// A part that was saved before another store saved is not committed over it.
+#[test]
+fn a_commit_is_refused_where_another_has_saved_since_the_parts() {
+    let directory = tempfile::tempdir().unwrap();
+    full(&filled(3), directory.path()).unwrap();
+    let (slow, other) = (loaded(directory.path()), loaded(directory.path()));
+    let (snapshot, options) = (new_snapshot_name(), SaveOptions::default());
+    slow.save_part(directory.path(), &snapshot, Shard { number: 0, of: 1 }, &options).unwrap();
+    let is_of_part = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with(&snapshot);
+    let files = fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().path()).filter(is_of_part);
+    let part: Vec<_> = files.map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+    let newest = full(&other, directory.path()).unwrap().snapshot;
+    // The other has taken it for one of a job that was killed.
+    let removed = refusal(commit_snapshot(directory.path(), &snapshot, 1, &options));
+    assert_eq!(removed.1, "this shard has not been saved");
+    part.iter().for_each(|(path, content)| fs::write(path, content).unwrap());
+    let (_, message) = refusal(commit_snapshot(directory.path(), &snapshot, 1, &options));
+    assert!(message.contains(&format!("and is {newest} now")), "{message}");
+    assert!(refusal(full(&slow, directory.path())).1.contains(OVERTAKEN));
+}
+
+/// A server that keeps its rows by a log is known when it comes back, though it loads nothing.
+#[test]
+fn a_store_that_comes_back_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = SaveOptions::default();
+    options.writer = Some(new_snapshot_name());
+    for rows in [3, 4, 5] {
+        assert_eq!(filled(rows).save(directory.path(), &options).unwrap().kept, None);
+        assert_eq!(manifest(directory.path())["snapshots"].as_array().unwrap().len(), 1);
+    }
+    assert!(full(&filled(1), directory.path()).unwrap().kept.is_some());
+}
+
+#[test]
+fn a_lineage_that_is_none_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    full(&filled(3), directory.path()).unwrap();
+    let whole = manifest(directory.path());
+    let refused = |change: &dyn Fn(&mut Value)| {
+        let mut changed = whole.clone();
+        change(&mut changed);
+        checkpoints::write_manifest(directory.path(), &changed);
+        refusal(checkpoints::load(&store(), directory.path())).1
+    };
+    let lineage =
+        |manifest: &mut Value, key: &str, value: Value| manifest["snapshots"][0]["lineage"][key] = value;
+    assert!(
+        refused(&|manifest| lineage(manifest, "id", json!("x"))).contains("is not the name of a snapshot")
+    );
+    assert!(refused(&|manifest| lineage(manifest, "more", json!(1))).contains("unknown field `more`"));
+    assert!(refused(&|manifest| manifest["version"] = json!(1)).contains("version 1 has no lineages"));
+    let removed =
+        refused(&|manifest| _ = manifest["snapshots"][0].as_object_mut().unwrap().remove("lineage"));
+    assert!(removed.contains("the lineage of the snapshot"), "{removed}");
+}
