@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from os import PathLike
 from typing import Any, Literal, get_args
 
@@ -42,6 +42,20 @@ def save_arguments(
         "compression": _level_of(compression),
         "replace": replace,
     }
+
+
+def load_arguments(
+    shard: tuple[int, int] | None, tables: Collection[str] | None, snapshot: str | None, without_rules: bool
+) -> dict[str, Any]:
+    """Checks which snapshot a load was given, and returns what it was given as the store takes it.
+
+    Raises:
+        TypeError: `snapshot` is no text.
+    """
+    if snapshot is not None and not isinstance(snapshot, str):
+        raise TypeError(f"snapshot must be the name of a snapshot, got {snapshot!r}")
+    chosen = None if tables is None else set(tables)
+    return {"shard": shard, "tables": chosen, "snapshot": snapshot, "without_rules": without_rules}
 
 
 def _level_of(compression: Any) -> int | None:

@@ -1,6 +1,9 @@
 """The results of saving and loading checkpoints."""
 
+import os
+import warnings
 from dataclasses import asdict, dataclass
+from os import PathLike
 from typing import Any
 
 from recstore_ops.config.html_table import html_facts, html_table, shown
@@ -16,6 +19,8 @@ class SaveReport:
         rows: the rows written.
         deleted: the ids recorded as deleted.
         bytes: the bytes written.
+        kept: the newest of the snapshots of another store that stay in the directory beside this one, if this one is
+            the first of its store.
     """
 
     snapshot: str
@@ -23,9 +28,30 @@ class SaveReport:
     rows: int
     deleted: int
     bytes: int
+    kept: str | None = None
 
     def _repr_html_(self) -> str:
         return html_facts("saved", asdict(self))
+
+
+def warn_of_kept(path: str | PathLike[str], kept: str | None, stacklevel: int) -> None:
+    """Warns of the snapshots of another store that a save has left in its directory.
+
+    Args:
+        path: the directory or URL.
+        kept: the newest of these snapshots; `None` if there are none.
+        stacklevel: as in `warnings.warn`, from the caller's point of view.
+    """
+    if kept is None:
+        return
+    place = os.fspath(path)
+    warnings.warn(
+        f"{place} has snapshots of another store, which this process neither saved nor loaded; they stay beside those "
+        f'saved now. checkpoint.load({place!r}, snapshot="{kept}") loads their newest one, a save with replace=True '
+        "drops them, and another store that has loaded neither is refused",
+        RuntimeWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,17 @@ from os import PathLike
 from typing import Any
 
 from recstore_ops import _native
-from recstore_ops.checkpoint.arguments import Compression, SaveKind, checked_directory, checkpoint_place, save_arguments
+from recstore_ops.checkpoint.arguments import (
+    Compression,
+    SaveKind,
+    checked_directory,
+    checkpoint_place,
+    load_arguments,
+    save_arguments,
+)
 from recstore_ops.checkpoint.pending import PendingSave, begin, tell_failures
 from recstore_ops.checkpoint.progress import shown
-from recstore_ops.checkpoint.reports import LoadReport, SaveReport
+from recstore_ops.checkpoint.reports import LoadReport, SaveReport, warn_of_kept
 from recstore_ops.servers import store
 from recstore_ops.servers.choosing import SERVERS, current_ps_backend, keep_choice_until_done
 from recstore_ops.table.checks import refuse_text
@@ -47,6 +54,10 @@ def save(
 
     Gradients that were collected and not applied are no part of it.
 
+    A process that has saved or loaded the newest snapshot of the directory goes on with it. One that was overtaken by
+    another process's newer snapshot is refused. One that has no part in the directory saves beside the snapshots of the
+    other, which stay, and a `RuntimeWarning` says how to load or drop them; a third one is refused.
+
     Args:
         path: the directory, made if it is not there; or a URL. `~` is the home directory, here and in all paths.
         kind: `full`: all rows; `delta`: the changes since the directory's newest snapshot, which must be the last that
@@ -56,8 +67,8 @@ def save(
             come back as lists.
         compression: `"zstd"`, or `("zstd", level)` with a level from 1 to 19, 3 being usual: files take less room, and
             plain safetensors no longer opens them. Each takes the room of a plain file until it is compressed.
-        replace: whether tables without rows may take the place of the rows of a snapshot that this process neither
-            saved nor loaded; else that is refused.
+        replace: whether to drop the snapshots of other stores, which this process neither saved nor loaded. Otherwise
+            they stay, with a warning, or the save is refused; see below.
         storage_options: for a URL of `s3://`: `region`, `endpoint`, `access_key_id`, `secret_access_key` and other
             options of the Rust crate `object_store`. Missing ones are taken from `AWS_REGION` and the like.
         progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook. Servers
@@ -70,15 +81,17 @@ def save(
         ValueError: `kind`, `keep`, `compression`, the URL or its options are invalid, or `metadata` has NaN, infinity,
             an int of more than 64 bits, or more than 100 lists and dicts within each other.
         TypeError: JSON cannot hold `metadata`, or `replace` is no bool.
-        RuntimeError: a table is sharded; or the directory cannot be written, has rows without a manifest, or would have
-            no rows any more. The directory still holds what it held before. The message names the table or the file.
+        RuntimeError: a table is sharded; or the directory cannot be written, has rows without a manifest, would have no
+            rows any more, or has snapshots of other stores. The directory still holds what it held before. The message names the table or the file.
     """
     arguments = save_arguments(kind, keep, metadata, compression, replace)
     place = checkpoint_place(path, storage_options)
     refuse_sharded("checkpoint.save", None, TOGETHER)
     tell_failures()
     with shown("saving", progress) as native:
-        return SaveReport(**store.save_tables(place, arguments, native))
+        report = SaveReport(**store.save_tables(place, arguments, native))
+    warn_of_kept(path, report.kept, stacklevel=2)
+    return report
 
 
 def save_async(
@@ -121,7 +134,13 @@ def save_async(
     # Before the thread starts: other servers chosen in between would be the ones that it saves.
     if current_ps_backend() == SERVERS:
         keep_choice_until_done(saving)
-    return begin(saving, lambda: SaveReport(**store.save_tables(place, arguments, native)), native.has_begun)
+
+    def work() -> SaveReport:
+        report = SaveReport(**store.save_tables(place, arguments, native))
+        warn_of_kept(path, report.kept, stacklevel=1)
+        return report
+
+    return begin(saving, work, native.has_begun)
 
 
 def load(
@@ -129,6 +148,7 @@ def load(
     *,
     shard: tuple[int, int] | None = None,
     tables: Collection[str] | None = None,
+    snapshot: str | None = None,
     storage_options: Mapping[str, str] | None = None,
     progress: bool | None = None,
 ) -> LoadReport:
@@ -149,12 +169,14 @@ def load(
     modules leaves the loaded rate of a table that it has stepped before alone, until its own rate is changed.
 
     Args:
-        path: the directory, or the URL of an object store, from which the files of the newest snapshot are downloaded
-            to a temporary directory.
+        path: the directory, or the URL of an object store, from which the files of the snapshot are downloaded to a
+            temporary directory.
         shard: `(number, of)`: only the rows whose ids `shard_of` gives to shard `number` of `of`, however many
             processes saved them. A table's counts of inserts, updates, deletes and refusals then begin at 0. Of tables
             that are sharded over ranks it must be this rank's, as `recstore_ops.sharding.load` has it.
         tables: the names of the only tables to load; all of the snapshot's by default.
+        snapshot: the name of the snapshot to load; the newest by default. After a load of an older one a save to the
+            directory needs `replace=True`, which drops the newer ones.
         storage_options: as in `save`.
         progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
 
@@ -162,15 +184,15 @@ def load(
         The report of the load.
 
     Raises:
-        TypeError: `tables` is a text.
+        TypeError: `tables` is a text, or `snapshot` is none.
         ValueError: `shard` is no shard, or the URL or its options are invalid.
-        RuntimeError: the directory holds no checkpoint, or none of a table that is asked for, or a file is not what it
+        RuntimeError: the directory holds no checkpoint, or none of a table or snapshot that is asked for, or a file is not what it
             should be, or a table is there with another configuration, or as another shard. The message names the file
             or table; nothing has changed.
     """
     checked, place = None if shard is None else check_shard(*shard), checkpoint_place(path, storage_options)
     refuse_text("tables", tables)
-    return _load(place, checked, progress, tables=tables)
+    return _load(place, load_arguments(checked, tables, snapshot, without_rules=False), progress)
 
 
 def load_to_read(path: str | PathLike[str]) -> LoadReport:
@@ -181,22 +203,15 @@ def load_to_read(path: str | PathLike[str]) -> LoadReport:
     Raises:
         ValueError, RuntimeError: as `load`.
     """
-    return _load(checkpoint_place(path, None), None, None, without_rules=True)
+    return _load(checkpoint_place(path, None), load_arguments(None, None, None, without_rules=True), None)
 
 
-def _load(
-    place: dict[str, Any],
-    shard: tuple[int, int] | None,
-    progress: bool | None,
-    *,
-    tables: Collection[str] | None = None,
-    without_rules: bool = False,
-) -> LoadReport:
-    chosen = None if tables is None else set(tables)
+def _load(place: dict[str, Any], arguments: dict[str, Any], progress: bool | None) -> LoadReport:
+    shard, chosen = arguments["shard"], arguments["tables"]
     asked = None if chosen is None else sorted(chosen)
     refuse_sharded("checkpoint.load", asked, TOGETHER, but=WHOLE if shard is None else shard)
     with shown("loading", progress) as native:
-        found = store.load_tables(place, shard, native, tables=chosen, without_rules=without_rules)
+        found = store.load_tables(place, arguments, native)
     note_loaded([name for name, _ in found["tables"]])
     if shard is None:
         note_loaded_as([name for name, _ in found["tables"]], WHOLE)
@@ -241,6 +256,7 @@ def save_part(
     *,
     kind: SaveKind = "full",
     compression: Compression = None,
+    replace: bool = False,
     progress: bool | None = None,
 ) -> SaveReport:
     """Saves all tables of this process as the part that it has in a snapshot, which counts once it was committed.
@@ -253,7 +269,7 @@ def save_part(
         snapshot: the name that all shards were given, from `new_snapshot_name`.
         shard: the number of this process's part, from 0.
         num_shards: how many parts there are.
-        kind: as in `save`, and so is `compression`; the kind is the same for all shards.
+        kind: as in `save`, and so are `compression` and `replace`; the same for all shards, and `replace` for `commit`.
         progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
 
     Returns:
@@ -261,10 +277,10 @@ def save_part(
 
     Raises:
         ValueError: `kind`, `compression` or `shard` is invalid, or `path` a URL.
-        RuntimeError: the directory cannot be written, or the name is none, or a table is sharded over ranks otherwise;
-            what it holds still counts.
+        RuntimeError: the directory cannot be written, or has snapshots of other stores, as in `save`; or the name is
+            none, or a table is sharded over ranks otherwise. What the directory holds still counts.
     """
-    place, arguments = check_shard(shard, num_shards), save_arguments(kind, 1, None, compression)
+    place, arguments = check_shard(shard, num_shards), save_arguments(kind, 1, None, compression, replace)
     directory = checked_directory(path, "save_part")
     refuse_sharded("checkpoint.save_part", None, TOGETHER, but=place)
     tell_failures()
@@ -292,11 +308,13 @@ def commit(
     Raises:
         ValueError, TypeError: `keep` or `metadata` is invalid, as in `save`, or `path` a URL.
         RuntimeError: a part is missing, or the parts do not fit together: their tables, configurations, steps or
-            parents differ. The directory's newest snapshot is what it was.
+            parents differ; or another store has saved since the parts were. The directory's newest snapshot is what it
+            was.
     """
     arguments = save_arguments("full", keep, metadata, replace=replace)
     check_shard(0, num_shards)
-    _native.commit_parts(checked_directory(path, "commit"), snapshot, num_shards, arguments)
+    kept = _native.commit_parts(checked_directory(path, "commit"), snapshot, num_shards, arguments)
+    warn_of_kept(path, kept, stacklevel=2)
 
 
 __all__ = [

@@ -270,11 +270,14 @@ class RecStoreClient:
         *,
         shard: tuple[int, int] | None = None,
         tables: Collection[str] | None = None,
+        snapshot: str | None = None,
         storage_options: Mapping[str, str] | None = None,
         progress: bool | None = None,
     ) -> LoadReport:
         """Replaces tables by those of a directory's newest snapshot; see `recstore_ops.checkpoint.load`."""
-        return checkpoint.load(path, shard=shard, tables=tables, storage_options=storage_options, progress=progress)
+        return checkpoint.load(
+            path, shard=shard, tables=tables, snapshot=snapshot, storage_options=storage_options, progress=progress
+        )
 
     def stats(self, name: str | None = None) -> dict[str, Any]:
         """The statistics of one table, or of all by name; see `table_statistics`."""

@@ -99,19 +99,14 @@ def save_part_of_tables(
 
 
 def load_tables(
-    place: dict[str, Any],
-    shard: tuple[int, int] | None,
-    progress: _native.CheckpointProgress,
-    *,
-    tables: set[str] | None = None,
-    without_rules: bool = False,
+    place: dict[str, Any], arguments: dict[str, Any], progress: _native.CheckpointProgress
 ) -> dict[str, Any]:
     """Loads the tables of a snapshot, or only some; see `recstore_ops.checkpoint.load`.
 
     Those with an update rule of another program are refused, or loaded `without_rules`: then their next step is.
     """
     prepare()
-    return _native.load_tables(place, shard, tables, without_rules, progress)
+    return _native.load_tables(place, arguments, progress)
 
 
 def barrier(name: str, timeout: float) -> None:

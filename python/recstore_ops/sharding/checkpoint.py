@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replaced
 from os import PathLike
 from typing import Any
 
@@ -12,7 +13,7 @@ from recstore_ops._native import commit_parts
 from recstore_ops.checkpoint.arguments import Compression, SaveKind, checked_directory, save_arguments
 from recstore_ops.checkpoint.pending import tell_failures
 from recstore_ops.checkpoint.progress import shown
-from recstore_ops.checkpoint.reports import LoadReport, SaveReport
+from recstore_ops.checkpoint.reports import LoadReport, SaveReport, warn_of_kept
 from recstore_ops.servers import store
 from recstore_ops.sharding.collective import Collective
 from recstore_ops.table.known_shards import note_loaded_as, refuse_other_parts
@@ -44,7 +45,7 @@ def save(
         keep: how many full snapshots stay.
         metadata: what `load` gives back; the same on all ranks, which may leave it to the group's first one.
         compression: of the files of this rank.
-        replace: whether tables without rows on any rank may take the place of the rows that others saved.
+        replace: whether to drop the snapshots of other jobs; otherwise they stay, or the save is refused.
         progress: whether this rank shows a progress bar of its part; `None` for one on a terminal.
 
     Returns:
@@ -54,7 +55,7 @@ def save(
         ValueError, TypeError: as `recstore_ops.checkpoint.save`; or `path` is a URL: the parts of ranks need a
             directory; or ranks give other arguments than the first one.
         RuntimeError: a table is not sharded over the group; or a rank could not write its part, or the parts do not fit
-            together; all ranks raise.
+            together, or the directory has snapshots of other jobs; all ranks raise.
     """
     tell_failures()
     together = Collective(process_group)
@@ -76,14 +77,21 @@ def save(
             return SaveReport(**store.save_part_of_tables(directory, snapshot, (rank, world), arguments, native))
 
         report = together.all_or_none(_SAVE, write)
-    together.of_first("commit the checkpoint", lambda: commit_parts(directory, snapshot, world, arguments))
-    return report
+    kept = together.of_first("commit the checkpoint", lambda: commit_parts(directory, snapshot, world, arguments))
+    if rank == 0:
+        warn_of_kept(path, kept, stacklevel=2)
+    return replaced(report, kept=kept)
 
 
-def load(path: str | PathLike[str], process_group: dist.ProcessGroup) -> LoadReport:
+def load(path: str | PathLike[str], process_group: dist.ProcessGroup, *, snapshot: str | None = None) -> LoadReport:
     """Gives each rank its rows of a directory's newest snapshot, however many ranks saved it.
 
     All ranks call it together. As `recstore_ops.checkpoint.load`, of whose rows each rank takes those of its own ids.
+
+    Args:
+        path: the directory.
+        process_group: over which the tables are sharded.
+        snapshot: the name of the snapshot to load; the newest by default.
 
     Raises:
         RuntimeError: a rank could not load; all ranks raise. One that could has its rows loaded.
@@ -92,7 +100,7 @@ def load(path: str | PathLike[str], process_group: dist.ProcessGroup) -> LoadRep
     shard = together.rank, together.world
 
     def load_part() -> LoadReport:
-        report = checkpoint.load(path, shard=shard, progress=False)
+        report = checkpoint.load(path, shard=shard, snapshot=snapshot, progress=False)
         # A table that is opened later as another shard would have the rows of the wrong ids.
         note_loaded_as(report.tables, shard)
         return report

@@ -54,7 +54,7 @@ pub(crate) struct SaveArguments {
     metadata: String,
     /// The level of zstd; plain files without it.
     compression: Option<i32>,
-    /// Whether a store without rows may replace the rows of another.
+    /// Whether the snapshots of other stores go.
     replace: bool,
 }
 
@@ -132,7 +132,8 @@ pub(crate) fn save_part_of_tables<'py>(
     save_report(py, saved.map_err(raise)?)
 }
 
-/// Makes the parts that all shards saved the directory's newest snapshot.
+/// Makes the parts that all shards saved the directory's newest snapshot. Returns the newest of another store's that stay
+/// beside it, where there are any.
 #[pyfunction]
 pub(crate) fn commit_parts(
     py: Python<'_>,
@@ -140,7 +141,7 @@ pub(crate) fn commit_parts(
     snapshot: &str,
     of: usize,
     arguments: SaveArguments,
-) -> PyResult<()> {
+) -> PyResult<Option<String>> {
     let options = arguments.options(None)?;
     py.detach(|| commit_snapshot(&directory, snapshot, of, &options)).map_err(raise)
 }
@@ -163,16 +164,27 @@ pub(crate) fn compact_directory<'py>(
     compacted.map(|saved| save_report(py, saved)).transpose()
 }
 
-/// Loads the newest snapshot: all rows, or those of shard `number` of `of`, of which the first has the tables' counts.
+/// The keys of a dict that says what to load.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct LoadArguments {
+    /// Only the rows of shard `number` of `of`, of which the first has the tables' counts.
+    shard: Option<(usize, usize)>,
+    tables: Option<BTreeSet<String>>,
+    without_rules: bool,
+    /// The newest without it.
+    snapshot: Option<String>,
+}
+
+/// Loads a snapshot.
 #[pyfunction]
 pub(crate) fn load_tables<'py>(
     py: Python<'py>,
     place: CheckpointLocation,
-    shard: Option<(usize, usize)>,
-    tables: Option<BTreeSet<String>>,
-    without_rules: bool,
+    arguments: LoadArguments,
     progress: &Bound<'py, CheckpointProgress>,
 ) -> PyResult<Bound<'py, PyDict>> {
+    let LoadArguments { shard, tables, without_rules, snapshot } = arguments;
     let registry = registry()?;
     // `keeps` chooses rows by their ids, `shard` the shared rows, which have none.
     let keeps = shard.map(|(number, of)| move |id| Shard { number, of }.holds(id));
@@ -181,6 +193,7 @@ pub(crate) fn load_tables<'py>(
     options.shard = shard.map(|(number, of)| Shard { number, of });
     options.without_counts = shard.is_some_and(|(number, _)| number > 0);
     options.tables = tables.as_ref();
+    options.snapshot = snapshot.as_deref();
     options.without_rules = without_rules;
     options.progress = Some(&progress.get().0);
     let objects = place.objects()?;
@@ -239,6 +252,7 @@ fn save_report(py: Python<'_>, saved: SaveReport) -> PyResult<Bound<'_, PyDict>>
     report.set_item("rows", saved.rows)?;
     report.set_item("deleted", saved.deleted)?;
     report.set_item("bytes", saved.bytes)?;
+    report.set_item("kept", saved.kept)?;
     Ok(report)
 }
 
