@@ -57,6 +57,6 @@ def checksum_of(manifest: bytes) -> str:
 
 def write_manifest(directory: Path, snapshots: list[dict[str, Any]]) -> None:
     """Puts these snapshots in the place of a manifest's, with a checksum that is right."""
-    manifest = {"format": "recstore-checkpoint", "version": 1, "snapshots": snapshots, "checksum": "-" * 8}
+    manifest = {"format": "recstore-checkpoint", "version": 2, "snapshots": snapshots, "checksum": "-" * 8}
     text = json.dumps(manifest)
     (directory / "manifest.json").write_text(text.replace("-" * 8, checksum_of(text.encode())))

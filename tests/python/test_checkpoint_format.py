@@ -154,9 +154,10 @@ def read_manifest(directory: Path) -> list[dict[str, Any]]:
     manifest = json.loads(text)
     assert checksum_of(text) == manifest["checksum"]
     assert set(manifest) == documented_keys("The manifest")
-    assert (manifest["format"], manifest["version"]) == ("recstore-checkpoint", 1)
+    assert (manifest["format"], manifest["version"]) == ("recstore-checkpoint", 2)
     for snapshot in manifest["snapshots"]:
         assert set(snapshot) == documented_keys("A snapshot")
+        assert set(snapshot["lineage"]) == documented_keys("A lineage")
         names = [table["name"] for table in snapshot["tables"]]
         assert names == sorted(names)
         for table in snapshot["tables"]:
@@ -410,7 +411,7 @@ def first_file(manifest: dict[str, Any]) -> dict[str, Any]:
     ("change", "message"),
     [
         (lambda manifest: manifest.update(format="x"), 'expected the format "recstore-checkpoint", got "x"'),
-        (lambda manifest: manifest.update(version=2), "this release reads version 1, the checkpoint has 2"),
+        (lambda manifest: manifest.update(version=3), "this release reads the versions 1 to 2, the checkpoint has 3"),
         (lambda manifest: manifest.update(more=1), "unknown field `more`"),
         (lambda manifest: manifest["snapshots"][0].pop("created"), "missing field `created`"),
         (lambda manifest: manifest["snapshots"].pop(0), "which is missing: the chain has a gap"),

@@ -185,7 +185,10 @@ def test_a_manifest_that_is_none_is_named(tmp_path: Path, work: Callable[[Path],
         (b"{", "EOF while parsing an object"),
         (b"[]", "it is no manifest of a checkpoint"),
         (b"{}", "it is no manifest of a checkpoint"),
-        (text.replace(b'"version": 1', b'"version": 2'), "this release reads version 1, the checkpoint has 2"),
+        (
+            text.replace(b'"version": 2', b'"version": 3'),
+            "this release reads the versions 1 to 2, the checkpoint has 3",
+        ),
         (text.replace(b'"dim": 4', b'"dim": 5'), "it was changed: its checksum is another"),
     ]:
         manifest.write_bytes(content)

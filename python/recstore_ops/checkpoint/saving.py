@@ -82,7 +82,8 @@ def save(
             an int of more than 64 bits, or more than 100 lists and dicts within each other.
         TypeError: JSON cannot hold `metadata`, or `replace` is no bool.
         RuntimeError: a table is sharded; or the directory cannot be written, has rows without a manifest, would have no
-            rows any more, or has snapshots of other stores. The directory still holds what it held before. The message names the table or the file.
+            rows any more, or has snapshots of other stores. The directory still holds what it held before. The message
+            names the table or the file.
     """
     arguments = save_arguments(kind, keep, metadata, compression, replace)
     place = checkpoint_place(path, storage_options)
@@ -186,9 +187,9 @@ def load(
     Raises:
         TypeError: `tables` is a text, or `snapshot` is none.
         ValueError: `shard` is no shard, or the URL or its options are invalid.
-        RuntimeError: the directory holds no checkpoint, or none of a table or snapshot that is asked for, or a file is not what it
-            should be, or a table is there with another configuration, or as another shard. The message names the file
-            or table; nothing has changed.
+        RuntimeError: the directory holds no checkpoint, or not the snapshot or a table that is asked for, or a file is
+            not what it should be. Or a table is there with another configuration, or as another shard. The message
+            names the file or table; nothing has changed.
     """
     checked, place = None if shard is None else check_shard(*shard), checkpoint_place(path, storage_options)
     refuse_text("tables", tables)
