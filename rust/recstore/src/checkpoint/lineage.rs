@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::files::{name_of, new_snapshot_name, refused, save_id};
+use super::files::{name_of, refused, save_id};
 use super::manifest::Manifest;
 use super::options::SaveOptions;
 use crate::Result;
@@ -26,7 +26,7 @@ pub(crate) struct Lineage {
     pub(super) id: String,
     /// The name under which the snapshot was saved, which it keeps when ids are forgotten.
     pub(super) save: String,
-    /// The stores that saved it.
+    /// The stores that saved it, of those that outlive their processes.
     pub(super) writers: BTreeSet<String>,
     /// What they held of other lineages, such as those of other directories; what they held last comes last.
     pub(super) held: Vec<Held>,
@@ -118,7 +118,7 @@ impl Claim {
 }
 
 /// The saves that a store has made, or was loaded from.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Saves {
     last: Option<SaveId>,
     /// All of them, and those that were held by the stores which saved what was loaded.
@@ -127,20 +127,6 @@ pub(crate) struct Saves {
     lineages: BTreeSet<String>,
     /// The last save of each lineage, the last one last.
     held: Vec<Held>,
-    /// What tells this store from others.
-    writer: String,
-}
-
-impl Default for Saves {
-    fn default() -> Self {
-        Self {
-            last: None,
-            all: BTreeSet::new(),
-            lineages: BTreeSet::new(),
-            held: Vec::new(),
-            writer: new_snapshot_name(),
-        }
-    }
 }
 
 impl Saves {
@@ -177,9 +163,9 @@ impl Saves {
         directory: &Directory,
         options: &SaveOptions<'_>,
     ) -> Result<Claim> {
-        let writer = options.writer.as_ref().unwrap_or(&self.writer);
-        let newest = manifest.snapshots.last();
-        let has = |lineage: &Lineage| self.all.contains(&lineage.save) || lineage.writers.contains(writer);
+        let (newest, writer) = (manifest.snapshots.last(), options.writer.as_ref());
+        let wrote = |lineage: &Lineage| writer.is_some_and(|writer| lineage.writers.contains(writer));
+        let has = |lineage: &Lineage| self.all.contains(&lineage.save) || wrote(lineage);
         // Nobody else saves to the directory of a server.
         let follows = newest.is_some_and(|newest| options.by_its_server || has(&newest.lineage));
         if let Some(newest) = newest.filter(|_| !follows && !options.replace) {
@@ -188,7 +174,7 @@ impl Saves {
         let claim = Claim {
             follows,
             newest: newest.map(|newest| newest.id.clone()),
-            writers: BTreeSet::from([writer.clone()]),
+            writers: writer.into_iter().cloned().collect(),
             held: self.held.clone(),
         };
         Ok(claim)
