@@ -225,6 +225,7 @@ test-kills: $(DEVELOPED) ## processes killed hundreds of times, a thousand seque
 	  cargo test --quiet $(DEVELOPED_CRATES) --test checkpoint_kill --test wal --test faults --test failover
 	RECSTORE_REPLICA_SEQUENCES=1000 cargo test --quiet $(DEVELOPED_CRATES) --test replica_sequences
 	PROPTEST_CASES=1000 cargo test --quiet $(DEVELOPED_CRATES) --test state_directory after_any_sequence
+	PROPTEST_CASES=1000 cargo test --quiet $(DEVELOPED_CRATES) --test checkpoint_lineage nothing_of_another
 	RECSTORE_KILL_ROUNDS=100 $(BIN)/python -m pytest --quiet tests/python/test_following_kills.py
 
 .PHONY: test-churn

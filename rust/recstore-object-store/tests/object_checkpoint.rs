@@ -301,3 +301,28 @@ fn urls_and_options_that_are_not_understood_are_refused() {
     let options = [("region", "eu-west-1"), ("endpoint", "https://localhost:1")].into_iter().chain(keys);
     ObjectCheckpoint::from_url("s3://bucket/models", options).unwrap();
 }
+
+/// Another store's snapshots stay in an object store as in a directory, and can be loaded by their name.
+#[test]
+fn snapshots_of_another_store_stay_until_they_are_dropped() {
+    let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let checkpoint = ObjectCheckpoint::new(Arc::clone(&objects), PREFIX).unwrap();
+    let (old, fresh) = (store(), store());
+    write(&old, 0..1_000, 1.0);
+    let before = checkpoint.save(&old, &options(SaveKind::Full)).unwrap().snapshot;
+    write(&fresh, 0..1, 2.0);
+    assert_eq!(checkpoint.save(&fresh, &options(SaveKind::Auto)).unwrap().kept, Some(before.clone()));
+    write(&fresh, 1..2, 2.0);
+    assert!(checkpoint.save(&fresh, &options(SaveKind::Delta)).unwrap().is_delta);
+    assert_eq!(loaded(&checkpoint), rows(&fresh));
+    let refused = checkpoint.save(&old, &options(SaveKind::Full)).unwrap_err().to_string();
+    assert!(refused.contains(&format!("since this one saved or loaded {before}")), "{refused}");
+    let (restored, mut chosen) = (store(), LoadOptions::default());
+    chosen.snapshot = Some(&before);
+    checkpoint.load(&restored, &chosen).unwrap();
+    assert_eq!(rows(&restored), rows(&old));
+    let mut replacing = options(SaveKind::Full);
+    replacing.replace = true;
+    assert_eq!(checkpoint.save(&restored, &replacing).unwrap().kept, None);
+    assert_eq!((loaded(&checkpoint), files(&*objects).len()), (rows(&old), 2));
+}

@@ -465,3 +465,109 @@ fn a_lineage_that_is_none_is_refused() {
         refused(&|manifest| _ = manifest["snapshots"][0].as_object_mut().unwrap().remove("lineage"));
     assert!(removed.contains("the lineage of the snapshot"), "{removed}");
 }
+
+/// Makes a directory of two lineages: a snapshot of a store with a log, which has dropped a first one, and a chain of a
+/// store that had saved elsewhere before.
+fn make_specimen(directory: &Path) {
+    full(&filled(2), directory).unwrap();
+    let mut logged = replacing();
+    logged.writer = Some("0123456789abcdef".to_owned());
+    filled(3).save(directory, &logged).unwrap();
+    let (store, elsewhere) = (filled(4), tempfile::tempdir().unwrap());
+    full(&store, elsewhere.path()).unwrap();
+    full(&store, directory).unwrap();
+    store.write(store.find_numbered(TABLE).unwrap().unwrap(), &[9], &[0.5]).unwrap();
+    save_keeping(&store, directory, SaveKind::Delta, 1).unwrap();
+}
+
+fn specimen() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoint_v2/two_lineages")
+}
+
+/// Returns what two such directories have in common: names become numbers, and what depends on time or names goes.
+fn form(directory: &Path) -> Value {
+    let mut manifest = manifest(directory);
+    manifest["checksum"] = Value::Null;
+    for snapshot in manifest["snapshots"].as_array_mut().unwrap() {
+        snapshot["created"] = Value::Null;
+        for table in snapshot["tables"].as_array_mut().unwrap() {
+            for file in table["shards"].as_array_mut().unwrap() {
+                file["file"] = file["file"].as_str().unwrap()[16..].into();
+            }
+        }
+    }
+    number_names(&mut manifest, &mut Vec::new());
+    manifest
+}
+
+fn number_names(value: &mut Value, names: &mut Vec<String>) {
+    let is_name = |text: &str| text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match value {
+        Value::String(text) if is_name(text) => {
+            let known = names.iter().position(|name| name == text);
+            let number = known.unwrap_or(names.len());
+            names.push(text.clone());
+            *value = number.into();
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| number_names(value, names)),
+        Value::Object(values) => values.values_mut().for_each(|value| number_names(value, names)),
+        _ => {}
+    }
+}
+
+/// `RECSTORE_FIXTURES` names where to make it, which was done once for this version.
+#[test]
+fn the_specimen_of_version_2_is_what_is_written_today() {
+    let temporary = tempfile::tempdir().unwrap();
+    let asked_for =
+        std::env::var_os("RECSTORE_FIXTURES").map(|to| PathBuf::from(to).join("checkpoint_v2/two_lineages"));
+    let made = asked_for.unwrap_or_else(|| temporary.path().to_owned());
+    make_specimen(&made);
+    assert_eq!(form(&made), form(&specimen()));
+}
+
+#[test]
+fn the_specimen_of_version_2_is_read_and_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(specimen()).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), directory.path().join(file.file_name())).unwrap();
+    }
+    let manifest = manifest(directory.path());
+    let snapshots = manifest["snapshots"].as_array().unwrap();
+    let names: Vec<&str> = snapshots.iter().map(|snapshot| snapshot["id"].as_str().unwrap()).collect();
+    let rows = |of: std::ops::Range<i64>| -> Rows { of.map(|id| (id, 0.0)).collect() };
+    let changed = rows(0..4).into_iter().chain([(9, 0.5)]).collect();
+    let found: Vec<Rows> = names.iter().map(|name| rows_of(directory.path(), name)).collect();
+    assert_eq!(found, [rows(0..3), rows(0..4), changed]);
+    let newest = loaded(directory.path());
+    assert!(save_keeping(&newest, directory.path(), SaveKind::Delta, 1).unwrap().is_delta);
+    assert!(refusal(full(&filled(1), directory.path())).1.contains(TWO_OTHERS));
+    let (other, mut options) = (store(), LoadOptions::default());
+    options.snapshot = Some(names[0]);
+    other.load(directory.path(), &options).unwrap();
+    assert!(refusal(full(&other, directory.path())).1.contains(OVERTAKEN));
+}
+
+/// A directory of before goes on as one lineage, of which the stores that loaded it are part.
+#[test]
+fn a_directory_of_version_1_goes_on_as_one_lineage() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = filled(3);
+    full(&store, directory.path()).unwrap();
+    insert(&store, store.find_numbered(TABLE).unwrap().unwrap(), &[7]);
+    save_keeping(&store, directory.path(), SaveKind::Delta, 1).unwrap();
+    let mut before = manifest(directory.path());
+    before["version"] = json!(1);
+    before.as_object_mut().unwrap().remove("ended").unwrap();
+    for snapshot in before["snapshots"].as_array_mut().unwrap() {
+        snapshot.as_object_mut().unwrap().remove("lineage").unwrap();
+    }
+    checkpoints::write_manifest(directory.path(), &before);
+    let (old, new) = (loaded(directory.path()), loaded(directory.path()));
+    assert!(save_keeping(&new, directory.path(), SaveKind::Auto, 1).unwrap().is_delta);
+    assert!(refusal(full(&old, directory.path())).1.contains(OVERTAKEN));
+    assert!(full(&filled(1), directory.path()).unwrap().kept.is_some());
+    let after = manifest(directory.path());
+    assert_eq!((&after["version"], after["snapshots"].as_array().unwrap().len()), (&json!(2), 4));
+}
