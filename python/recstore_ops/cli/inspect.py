@@ -129,9 +129,11 @@ def _left_out_line(left_out: dict[str, Any]) -> str:
 
 
 def _snapshots_grid(report: CheckpointReport) -> Grid:
+    own = report.snapshots[-1].lineage
     grid = _grid(f"snapshots in {report.path}", "snapshot", "parent", "time (UTC)", "kind", numbers=["bytes"])
     for snapshot in report.snapshots:
-        grid.add_row(snapshot.id, snapshot.parent or "-", _time(snapshot), snapshot.kind, f"{snapshot.bytes:,}")
+        kind = snapshot.kind if snapshot.lineage == own else f"{snapshot.kind}, of another store"
+        grid.add_row(snapshot.id, snapshot.parent or "-", _time(snapshot), kind, f"{snapshot.bytes:,}")
     return grid
 
 

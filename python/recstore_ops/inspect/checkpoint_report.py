@@ -38,6 +38,7 @@ class SnapshotReport:
         kind: `full`, or `delta` if it has only the changes of at least one table.
         bytes: of its own files.
         metadata: the metadata given to the save.
+        lineage: the snapshot with which its lineage began: another than that of the newest if another store saved it.
     """
 
     id: str
@@ -46,6 +47,7 @@ class SnapshotReport:
     kind: Literal["full", "delta"]
     bytes: int
     metadata: Any
+    lineage: str
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ def _inspect_snapshot(snapshot: dict[str, Any]) -> SnapshotReport:
         kind="delta" if any(entry["is_delta"] for entry in snapshot["tables"]) else "full",
         bytes=sum(map(_bytes_of, snapshot["tables"])),
         metadata=snapshot["metadata"],
+        lineage=snapshot["lineage"]["id"],
     )
 
 

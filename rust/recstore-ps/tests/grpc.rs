@@ -135,6 +135,7 @@ fn snapshots_are_saved_and_loaded() {
             num_shards: 1,
             hash_method: "city_hash".into(),
             tables: vec![],
+            snapshot: String::new(),
         };
         let loaded = client.load(load).await.unwrap().into_inner();
         assert_eq!((loaded.metadata.as_str(), loaded.rows["t"]), (r#"{"epoch":3}"#, 2));

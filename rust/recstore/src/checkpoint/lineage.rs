@@ -1,22 +1,10 @@
-//! Whose snapshots a directory has, and which stores may add to them.
-//!
-//! Snapshots that follow one another, full ones too, are of one *lineage*. A store goes on with the lineage of the newest
-//! snapshot if it has held that one. It is refused if it was part of the directory and another store has gone on since.
-//! A store that was no part of it begins a lineage of its own, beside which the snapshots of the other stay.
+//! What a snapshot says of those before it: snapshots that follow one another, full ones too, are of one *lineage*.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::files::{name_of, refused, save_id};
-use super::manifest::Manifest;
-use super::options::SaveOptions;
-use crate::Result;
-use crate::disk::Directory;
-use crate::table::SaveId;
-
-/// How many other lineages a snapshot says what its store held of.
-const MAX_HELD: usize = 16;
+use super::files::save_id;
 
 /// Which snapshots one goes on with, and who saved it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -29,15 +17,15 @@ pub(crate) struct Lineage {
     /// The stores that saved it, of those that outlive their processes.
     pub(super) writers: BTreeSet<String>,
     /// What they held of other lineages, such as those of other directories; what they held last comes last.
-    pub(super) held: Vec<Held>,
+    pub(super) held: Vec<HeldSave>,
 }
 
 /// The last snapshot of a lineage that a store has saved or loaded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Held {
-    lineage: String,
-    save: String,
+pub(super) struct HeldSave {
+    pub(super) lineage: String,
+    pub(super) save: String,
 }
 
 impl Lineage {
@@ -49,144 +37,5 @@ impl Lineage {
     pub(super) fn validate(&self) -> std::result::Result<(), String> {
         let held = self.held.iter().flat_map(|held| [&held.lineage, &held.save]);
         [&self.id, &self.save].into_iter().chain(held).try_for_each(|name| save_id(name).map(drop))
-    }
-}
-
-/// What a store says of itself when it saves.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Claim {
-    /// Whether it has held the newest snapshot.
-    pub(super) follows: bool,
-    /// The newest snapshot that it found.
-    pub(super) newest: Option<String>,
-    pub(super) writers: BTreeSet<String>,
-    pub(super) held: Vec<Held>,
-}
-
-impl Claim {
-    /// Adds what another store says that saves with this one: together they have only what each has.
-    pub(super) fn join(&mut self, other: Self) {
-        self.follows &= other.follows;
-        self.writers.extend(other.writers);
-        self.held.retain(|held| other.held.contains(held));
-    }
-
-    /// Returns the lineage of a snapshot that is to be the newest of a directory.
-    pub(super) fn lineage(self, manifest: &Manifest, snapshot: &str) -> Lineage {
-        let newest = manifest.snapshots.last().filter(|_| self.follows);
-        let id = newest.map_or(snapshot, |newest| &newest.lineage.id).to_owned();
-        let mut held = self.held;
-        held.retain(|held| held.lineage != id);
-        held.drain(..held.len().saturating_sub(MAX_HELD));
-        Lineage { id, save: snapshot.to_owned(), writers: self.writers, held }
-    }
-
-    /// Returns the newest of the snapshots that stay though another store saved them; none if the save goes on with them.
-    ///
-    /// # Errors
-    /// [`crate::Error::Checkpoint`]: somebody else has saved since the claim was made, or two lineages would stay.
-    pub(super) fn check(
-        &self,
-        manifest: &Manifest,
-        directory: &Directory,
-        options: &SaveOptions<'_>,
-    ) -> Result<Option<String>> {
-        let Some(newest) = manifest.snapshots.last() else { return Ok(None) };
-        if let Some(seen) = self.newest.as_ref().filter(|seen| **seen != newest.id) {
-            let message = format!(
-                "the newest snapshot here was {seen} when the shards were saved, and is {} now: another store saves here too",
-                newest.id
-            );
-            return Err(refused(directory.path(), message));
-        }
-        if self.follows || options.replace {
-            return Ok(None);
-        }
-        let other = manifest.snapshots.iter().rfind(|snapshot| snapshot.lineage.id != newest.lineage.id);
-        match other {
-            None => Ok(Some(newest.id.clone())),
-            Some(other) => {
-                let message = format!(
-                    "it has snapshots of two other stores already, {} and the newest, {}: save elsewhere, load the newest one before training, or drop both (replace=True)",
-                    other.id, newest.id
-                );
-                Err(refused(directory.path(), message))
-            }
-        }
-    }
-}
-
-/// The saves that a store has made, or was loaded from.
-#[derive(Debug, Default)]
-pub(crate) struct Saves {
-    last: Option<SaveId>,
-    /// All of them, and those that were held by the stores which saved what was loaded.
-    all: BTreeSet<String>,
-    /// The lineages that it was part of itself.
-    lineages: BTreeSet<String>,
-    /// The last save of each lineage, the last one last.
-    held: Vec<Held>,
-}
-
-impl Saves {
-    /// The last save or load.
-    pub(super) fn last(&self) -> Option<SaveId> {
-        self.last
-    }
-
-    /// Notes that the store holds what was saved or loaded as `save`, of this lineage.
-    pub(crate) fn note(&mut self, save: SaveId, lineage: &Lineage) {
-        self.last = Some(save);
-        self.all.insert(name_of(save));
-        self.lineages.insert(lineage.id.clone());
-        for held in &lineage.held {
-            self.hold(held.clone());
-        }
-        self.hold(Held { lineage: lineage.id.clone(), save: lineage.save.clone() });
-    }
-
-    fn hold(&mut self, held: Held) {
-        self.all.insert(held.save.clone());
-        self.held.retain(|before| before.lineage != held.lineage);
-        self.held.push(held);
-    }
-
-    /// Returns what the store says of itself when it saves to a directory.
-    ///
-    /// # Errors
-    /// [`crate::Error::Checkpoint`]: the store was part of the directory, and another one has saved there since; as
-    /// [`Claim::check`].
-    pub(super) fn claim(
-        &self,
-        manifest: &Manifest,
-        directory: &Directory,
-        options: &SaveOptions<'_>,
-    ) -> Result<Claim> {
-        let (newest, writer) = (manifest.snapshots.last(), options.writer.as_ref());
-        let wrote = |lineage: &Lineage| writer.is_some_and(|writer| lineage.writers.contains(writer));
-        let has = |lineage: &Lineage| self.all.contains(&lineage.save) || wrote(lineage);
-        // Nobody else saves to the directory of a server.
-        let follows = newest.is_some_and(|newest| options.by_its_server || has(&newest.lineage));
-        if let Some(newest) = newest.filter(|_| !follows && !options.replace) {
-            self.check_not_overtaken(manifest, directory, &newest.id)?;
-        }
-        let claim = Claim {
-            follows,
-            newest: newest.map(|newest| newest.id.clone()),
-            writers: writer.into_iter().cloned().collect(),
-            held: self.held.clone(),
-        };
-        Ok(claim)
-    }
-
-    fn check_not_overtaken(&self, manifest: &Manifest, directory: &Directory, newest: &str) -> Result<()> {
-        let is_here = |held: &&Held| self.lineages.contains(&held.lineage) && manifest.has_had(&held.lineage);
-        let Some(own) = self.held.iter().rfind(is_here) else { return Ok(()) };
-        let message = format!(
-            "another store has saved the newest snapshot here, {newest}, since this one saved or loaded {}: save elsewhere, load the newest one before training, or drop what is here (replace=True)",
-            own.save
-        );
-        Err(refused(directory.path(), message))
     }
 }

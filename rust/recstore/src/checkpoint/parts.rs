@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::entries::TableEntry;
 use super::files::{MAX_TEXT_BYTES, at, created, found, inside, lock, name_of, refused, save_id};
-use super::lineage::{Claim, Saves};
 use super::manifest::Manifest;
 use super::options::{SaveOptions, Shard};
 use super::place::check_free;
 use super::reports::SaveReport;
 use super::save::{AllTables, Plan, base_of, cleaned, write};
+use super::saves::{Claim, Saves};
 use super::unfinished::Unfinished;
 use crate::disk::Directory;
 use crate::{Error, Result};
