@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -160,7 +161,7 @@ def matrix_of_safetensors(module: DistEmbedding, path: Path) -> Tensor:
 
 
 def matrix_restored(module: DistEmbedding, path: Path) -> Tensor:
-    model = torch.nn.Sequential(module)
+    model: Any = torch.nn.Sequential(module)
     restore_embeddings(model)
     return model[0].weight.detach()
 

@@ -168,13 +168,15 @@ def test_integers_of_any_type_are_ids(given: Any, expected: Any) -> None:
 def test_unsigned_ids_stand_for_their_bits(module: DistEmbedding, table_name: Callable[[], str]) -> None:
     table = DistEmbedding(None, 2, table_name())
     table.weight[[-1]] = torch.ones(1, 2)
-    assert table.weight[np.array([2**64 - 1], dtype=np.uint64)].tolist() == [[1.0, 1.0]]
+    weight: Any = table.weight
+    assert weight[np.array([2**64 - 1], dtype=np.uint64)].tolist() == [[1.0, 1.0]]
     assert inspect_table(table.name, ids=np.array([2**64 - 1], dtype=np.uint64)).rows[0].is_stored
 
 
 def test_lists_of_several_lengths_are_refused(module: DistEmbedding) -> None:
+    weight: Any = module.weight
     with pytest.raises(ValueError, match=r"^ids in lists need lists of one length$"):
-        module.weight[[[1], [1, 2]]]
+        weight[[[1], [1, 2]]]
 
 
 def test_padding_may_be_any_integers(table_name: Callable[[], str]) -> None:

@@ -79,7 +79,7 @@ class Uses:
 
     def compiled(self) -> Callable[[], Any]:
         module = DistEmbedding(None, 4, "compiled")
-        lookup = torch.compile(module, backend="aot_eager")
+        lookup: Any = torch.compile(module, backend="aot_eager")
         trained(lookup, IDS)
         return lambda: lookup(IDS)
 

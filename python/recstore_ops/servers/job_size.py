@@ -25,14 +25,15 @@ def watch_job() -> None:
     known = type(distributed_c10d._world)
     # Private in torch: a release that keeps it elsewhere still has the check when a module is made.
     default_group: Any = getattr(known, "default_pg", None)
-    if not isinstance(default_group, property):
+    if not isinstance(default_group, property) or default_group.fget is None or default_group.fset is None:
         return
+    getter, setter = default_group.fget, default_group.fset
 
     def begin_or_end(world: Any, group: dist.ProcessGroup | None) -> None:
-        default_group.fset(world, group)
+        setter(world, group)
         _note(group)
 
-    known.default_pg = property(default_group.fget, begin_or_end, default_group.fdel, default_group.__doc__)
+    known.default_pg = property(getter, begin_or_end, default_group.fdel, default_group.__doc__)
     _note(distributed_c10d._world.default_pg)
 
 

@@ -174,12 +174,10 @@ impl Journal {
         };
         let log = Log::open(&logs, state.last, again).map_err(in_log)?;
         if let Some(left_out) = log.left_out() {
-            let path = logs.path().join(&left_out.file);
-            let (shard, file, bytes) = (metrics.shard(), path.display(), left_out.bytes);
-            tracing::warn!(shard, %file, bytes, reason = %left_out.message, "left out the end of the log: a crash cut its last record short, or it is damaged");
+            let file = logs.path().join(&left_out.file);
+            tracing::warn!(shard = metrics.shard(), file = %file.display(), bytes = left_out.bytes, reason = %left_out.message, "left out the end of the log: a crash cut its last record short, or it is damaged");
         }
-        let shown = directory.path().display();
-        tracing::info!(shard = metrics.shard(), directory = %shown, changes, "recovered");
+        tracing::info!(shard = metrics.shard(), directory = %directory.path().display(), changes, "recovered");
         let (directory, last, order) = (directory.clone(), log.last(), Mutex::new(order));
         Ok(Self {
             directory,
