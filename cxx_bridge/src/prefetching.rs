@@ -49,7 +49,7 @@ impl Registry {
     /// copy of one.
     pub(crate) fn issued_dims(&self, id: PrefetchId) -> Result<Vec<usize>, Failure> {
         let tables = self.prefetches.tables(id)?;
-        tables.iter().try_for_each(|(place, _)| self.check_replica("emb_wait_result", *place))?;
+        self.check_replicas("emb_wait_result", tables.iter().map(|(place, _)| *place))?;
         let issued = tables.into_iter().map(|(_, dim)| dim).collect();
         let deferred = self.read_state(|state| state.handles.deferred_dim(id));
         Ok(deferred.map_or(issued, |dim| vec![dim]))

@@ -23,13 +23,11 @@ impl Registry {
             (table, TableUpdate { table: table.table, chunks, step: Step::Next })
         });
         let groups = by_store(updates.collect());
-        for (store, updates) in &groups {
-            for update in updates {
-                let place = TableLocation { store: *store, table: update.table };
-                let checked = self.check_replica(operation, place);
-                checked.map_err(|error| PartialStep { error: error.into(), stepped: Vec::new() })?;
-            }
-        }
+        let places = groups.iter().flat_map(|(store, updates)| {
+            updates.iter().map(|update| TableLocation { store: *store, table: update.table })
+        });
+        self.check_replicas(operation, places)
+            .map_err(|error| PartialStep { error: error.into(), stepped: Vec::new() })?;
         let mut stepped = Vec::new();
         let failed = |store: usize, error, stepped: &[TableLocation]| PartialStep {
             error: self.name_dropped(operation, store, error),
@@ -90,7 +88,7 @@ impl AsyncTarget for &'static Registry {
 
     fn push(&self, table: TableId, ids: &[i64], gradients: &[f32], dim: usize) -> Result<()> {
         let (store, place) = self.place_of("emb_update", table.0)?;
-        self.check_replica("emb_update", place)?;
+        self.check_replicas("emb_update", [place])?;
         let chunks = vec![GradientChunk::new(ids, gradients, dim)];
         let updates = [TableUpdate { table: place.table, chunks, step: Step::Next }];
         self.noted_update(&*store, place.store, &updates)
@@ -98,7 +96,7 @@ impl AsyncTarget for &'static Registry {
 
     fn pull(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()> {
         let (store, place) = self.place_of("emb_read", table.0)?;
-        self.check_replica("emb_read", place)?;
+        self.check_replicas("emb_read", [place])?;
         store.table("emb_read", place.table)?.read(ids, rows)
     }
 }

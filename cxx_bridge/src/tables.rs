@@ -6,7 +6,7 @@ use recstore::{
     CutRows, EmbeddingStore, EmbeddingTable, Error, InProcessStore, LoadReport, OptimizerState, TableConfig,
 };
 
-use crate::registry::Registry;
+use crate::registry::{Registry, State};
 use crate::stores::{EMBEDDED, Placed, TableLocation};
 
 impl Registry {
@@ -121,19 +121,18 @@ impl Registry {
         Ok(())
     }
 
-    /// Refuses, for a call of the name `operation`, a table of which each process of the job has a copy.
+    /// Refuses, for a call of the name `operation`, tables of which each process of the job has a copy.
     ///
     /// # Errors
-    /// [`Error::Unsupported`].
-    pub(crate) fn check_replica(
+    /// [`Error::Unsupported`] names the first one.
+    pub(crate) fn check_replicas(
         &self,
         operation: &'static str,
-        place: TableLocation,
+        places: impl IntoIterator<Item = TableLocation>,
     ) -> recstore::Result<()> {
-        if self.read_state(|state| state.replicas.may_use(place)) {
-            return Ok(());
-        }
-        let table = self.store_numbered(place.store).table(operation, place.table)?;
+        let refused = |state: &State| places.into_iter().find(|place| !state.replicas.may_use(*place));
+        let Some(refused) = self.read_state(refused) else { return Ok(()) };
+        let table = self.store_numbered(refused.store).table(operation, refused.table)?;
         let message = self.read_state(|state| state.replicas.refusal(table.name()));
         Err(Error::Unsupported { operation, message })
     }

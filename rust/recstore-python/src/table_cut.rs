@@ -87,7 +87,11 @@ impl TableCut {
 
 impl Drop for TableCut {
     fn drop(&mut self) {
-        Python::attach(|py| self.close(py));
+        let rows = self.rows.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(rows) = rows {
+            // Not as an interpreter ends.
+            _ = Python::try_attach(|py| py.detach(|| drop(rows)));
+        }
     }
 }
 
