@@ -95,8 +95,8 @@ def prune(
 
     Args:
         path: the directory.
-        keep: how many full snapshots stay, with the deltas that follow them, as `keep` of `save`. Those of another store
-            stay too.
+        keep: how many full snapshots stay, with the deltas that follow them, as `keep` of `save`. Those of another
+            store stay too.
         dry_run: whether nothing changes.
         on_plan: called with what will be removed, before anything is.
 
