@@ -95,7 +95,7 @@ def rows_of(path: Path) -> dict[str, dict[str, bytes]]:
 
 def _copy(source: Path, target: Path) -> None:
     checkpoint.load(source)
-    checkpoint.save(target)
+    checkpoint.save(target, replace=True)
 
 
 def _tensors(file: Path) -> dict[str, bytes]:

@@ -28,6 +28,7 @@ LISTS = {
     "rust/recstore-ps/src/wire/codec/reply.rs": {"{kind:?}"},
     "rust/recstore-ps/src/wire/codec/request.rs": {"{kind:?}"},
     "rust/recstore-ps/src/wire/codec/management.rs": {"{self:?}"},
+    "rust/recstore-ps/src/wire/codec/pieces.rs": {"{:?}", "{kind:?}"},
     "rust/recstore-ps/src/grpc/service.rs": {"{:?}", "{kind:?}"},
     "rust/recstore-tch/src/error.rs": {"{actual:?}", "{expected:?}"},
     "rust/recstore/src/checkpoint/table_file/reader.rs": {"{:?}"},
