@@ -39,7 +39,8 @@ impl Rule for AdamaxConfig {
     fn prepare(&self, lr: f64, step: u64) -> Adamax {
         let moments = Moments::new(self.betas);
         let (first, _) = moments.bias_corrections(step);
-        let [beta2, eps, weight_decay] = [self.betas[1], self.eps, self.weight_decay].map(|value| value as f32);
+        let [beta2, eps, weight_decay] =
+            [self.betas[1], self.eps, self.weight_decay].map(|value| value as f32);
         Adamax { moments, scale: (lr / first) as f32, beta2, eps, weight_decay }
     }
 }
