@@ -111,16 +111,6 @@ impl Registry {
         self.change_state(|state| state.replicas.set_job_size(processes));
     }
 
-    /// Notes that each process of the job has a part of the table of a number.
-    ///
-    /// # Errors
-    /// [`Error::UnknownHandle`].
-    pub fn note_sharded(&self, number: i64) -> recstore::Result<()> {
-        let (_, place) = self.place_of("shard", number)?;
-        self.change_state(|state| state.replicas.note_sharded(place));
-        Ok(())
-    }
-
     /// Refuses, for a call of the name `operation`, tables of which each process of the job has a copy.
     ///
     /// # Errors
@@ -137,14 +127,16 @@ impl Registry {
         Err(Error::Unsupported { operation, message })
     }
 
-    /// Says that the rows of the table of a number are spread over so many processes.
+    /// Says that the rows of the table of a number are spread over so many processes, of which each has a part.
     ///
     /// # Errors
     /// As [`recstore::InProcessStore::set_shards`].
     pub fn set_shards(&self, number: i64, shards: usize) -> recstore::Result<()> {
         let (store, place) = self.place_of("set_shards", number)?;
         let message = "servers know themselves how many they are";
-        store.needs_process("set_shards", message)?.set_shards(Some(place.table), shards)
+        store.needs_process("set_shards", message)?.set_shards(Some(place.table), shards)?;
+        self.change_state(|state| state.replicas.note_sharded(place));
+        Ok(())
     }
 
     pub(crate) fn place_of(

@@ -94,8 +94,10 @@ class Table:
             weakref.finalize(self, _release, self.handle, self.collector)
             _open_tables.add(self)
             _check_same_shard(self)
+            # Not before: to be refused as another shard leaves the table its share of a capacity.
+            if shard is not None:
+                _native.set_shards(self.table_id, shard.world)
         if shard is not None:
-            _native.note_sharded(self.table_id)
             self._agree(shard, use)
         if not self.is_new:
             self.config = self._with_own_optimizer()
@@ -131,8 +133,6 @@ class Table:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{where}{error}") from None
         self.table_id: int = store.find_table(self.name) or 0
-        if self.shard is not None:
-            _native.set_shards(self.table_id, self.shard.world)
         self.collector: Tensor = operators.make_collector()
         self.anchor = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
 

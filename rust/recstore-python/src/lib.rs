@@ -71,9 +71,8 @@ mod _native {
     #[pymodule_export]
     use super::{
         copy_table, describe_table, disk_reading_way, evict_rows, failed_operator, find_table,
-        learning_rates_of, note_sharded, optimizers, set_job_size, set_memory_limit,
-        set_optimizer_learning_rate, set_shards, simd_levels, statistics_of, store_memory, table_names,
-        table_slots, table_statistics,
+        learning_rates_of, optimizers, set_job_size, set_memory_limit, set_optimizer_learning_rate,
+        set_shards, simd_levels, statistics_of, store_memory, table_names, table_slots, table_statistics,
     };
 
     #[pymodule_init]
@@ -105,12 +104,6 @@ fn copy_table(py: Python<'_>, table: i64, name: &str) -> PyResult<()> {
 fn set_job_size(processes: usize) -> PyResult<()> {
     registry()?.set_job_size(processes);
     Ok(())
-}
-
-/// Notes that each process of the job has a part of the table of a number.
-#[pyfunction]
-fn note_sharded(table: i64) -> PyResult<()> {
-    registry()?.note_sharded(table).map_err(raise)
 }
 
 /// The names of all tables, sorted.
