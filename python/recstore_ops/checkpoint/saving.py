@@ -1,12 +1,4 @@
-"""Checkpoints: all tables of this process in a directory, written while they are trained on.
-
-A directory holds snapshots: full ones, and deltas, which record the changes since the snapshot before. If a save fails
-at any point, the directory holds the old snapshots or the new ones, never a mixture. `docs/checkpoint_format.md`
-describes the format.
-
-Several processes that share tables, each with rows of its own, save one snapshot together: each calls `save_part`, then
-one `commit`. Any number of processes can `load` it, each its shard.
-"""
+"""Saves and loads: `recstore_ops.checkpoint` says what a checkpoint is."""
 
 import json
 import os

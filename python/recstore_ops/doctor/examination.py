@@ -1,7 +1,4 @@
-"""The checks of `recstore doctor`: whether this installation works, and how to make it faster.
-
-Each check is one function that returns one `Finding`.
-"""
+"""The checks that `recstore_ops.doctor` runs, each a function."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The store in which tables are opened: in this process, which is the default, or on parameter servers.
-
-A choice holds for the tables opened from then on. Tables that are already open stay in their store. If the program
-makes no choice, the configuration file decides: `distributed_client.servers` names servers; see
-`recstore_ops.servers.server_config`.
-"""
+"""The choice of a store, as `recstore_ops.servers` describes it, and the calls that make it."""
 
 from __future__ import annotations
 
