@@ -28,8 +28,8 @@ from recstore_ops.serving.following.publication import Current, Segment, names_i
 from recstore_ops.serving.following.publication_files import PublicationFiles
 from recstore_ops.serving.following.update import TableChanges, Update
 from recstore_ops.serving.frozen_table import FrozenTable
-from recstore_ops.serving.manifest import NAME, BundledTable, Manifest
 from recstore_ops.serving.manifest import NAME as MANIFEST
+from recstore_ops.serving.manifest import BundledTable, Manifest
 
 _NOTE = "forgetting-unfinished.json"
 _FORMAT, _VERSION = "recstore bundle unfinished", 1
@@ -76,7 +76,7 @@ class BundlePlace:
 
     def explained(self) -> set[Path]:
         """Returns the tables that the manifest lists, and the manifest."""
-        return {self.path / NAME, *(self.path / table.file for table in Manifest.read(self.path).tables)}
+        return {self.path / MANIFEST, *(self.path / table.file for table in Manifest.read(self.path).tables)}
 
     def _named(self, tables: Sequence[str]) -> list[BundledTable]:
         return [table for table in Manifest.read(self.path).tables if table.name in tables]
@@ -107,7 +107,7 @@ def _replace_manifest(path: Path, written: dict[str, BundledTable]) -> None:
     with tempfile.TemporaryDirectory(dir=path, prefix=".forgetting.") as beside:
         replace(manifest, tables=tables).write(Path(beside))
         with Directory(beside) as made, Directory(path) as directory:
-            directory.replace(NAME, made.read(NAME))
+            directory.replace(MANIFEST, made.read(MANIFEST))
 
 
 @dataclass

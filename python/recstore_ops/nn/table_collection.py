@@ -213,7 +213,7 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         return list(modules)
 
     def _modules_of(self, outputs: Sequence[Output]) -> list[_Module]:
-        modules: Any = list(self._modules_of_tables)  # type: ignore[arg-type]
+        modules = self._each_module()
         return [modules[output.table] for output in outputs]
 
     def _tables_of(self, outputs: Sequence[Output]) -> list[Table]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recstore_ops.config.paths import replacing, user_path
+from recstore_ops.training.synthetic.planted import sum_of_pairs
 
 # Rows like those of Criteo's display-advertising data, drawn with labels that can be learnt.
 #
@@ -180,7 +181,7 @@ def draw_chunk(values: Values, rng: np.random.Generator) -> tuple[NDArray, NDArr
     numbers_FB = _draw_numbers(rng)
     rows_FB = numbers_FB + _FIRST_ROW
     paired_BK = [factors[numbers_FB[place]] for place, factors in zip(_PAIRED_PLACES, values.factors, strict=True)]
-    logits_B = _BIAS + values.effects[rows_FB].sum(0) + _sum_of_pairs(np.stack(paired_BK, axis=1))
+    logits_B = _BIAS + values.effects[rows_FB].sum(0) + sum_of_pairs(np.stack(paired_BK, axis=1))
     labels_B = rng.random(CHUNK_ROWS) < 1 / (1 + np.exp(-logits_B))
     lines_B = np.empty(CHUNK_ROWS, dtype=_LINE)
     lines_B["label"] = ord("0") + labels_B
@@ -197,11 +198,6 @@ def _draw_numbers(rng: np.random.Generator) -> NDArray:
     numbers_FB = np.exp(np.log(_NUM_VALUES + 1) * x_FB**_SKEW)
     # Rounding can carry the largest x to the number after the last.
     return np.minimum(numbers_FB, _NUM_VALUES).astype(np.int64) * (uniform_FB >= _MISSING)
-
-
-def _sum_of_pairs(rows_BFK: NDArray) -> NDArray:
-    """The sum of <v, v'> over all pairs of fields (Rendle 2010, lemma 3.1): [B]."""
-    return 0.5 * (rows_BFK.sum(1) ** 2 - (rows_BFK**2).sum(1)).sum(1)
 
 
 _LOGIT_LIMIT, _LOGIT_BINS = 16, 16_384

@@ -186,7 +186,7 @@ class PlantedModel:
         """Returns the true logits [B] of rows of ids, int64 [B, F]."""
         rows_BFK = self.factors.reshape(-1, self.factors.shape[-1])[ids_BF]
         effects_B = self.effects.reshape(-1)[ids_BF].sum(1)
-        return self.bias + effects_B + (_sum_of_pairs(rows_BFK) if self.order == 2 else rows_BFK.prod(1).sum(1))
+        return self.bias + effects_B + (sum_of_pairs(rows_BFK) if self.order == 2 else rows_BFK.prod(1).sum(1))
 
 
 @dataclass(frozen=True)
@@ -315,6 +315,6 @@ def _draw_rows(rng: np.random.Generator, model: PlantedModel, num_rows: int) -> 
     return batch, logits_B
 
 
-def _sum_of_pairs(rows_BFK: NDArray) -> NDArray:
+def sum_of_pairs(rows_BFK: NDArray) -> NDArray:
     """The sum of <v_f, v_g> over f < g, in time linear in the fields (Rendle 2010, lemma 3.1): [B]."""
     return 0.5 * (rows_BFK.sum(1) ** 2 - (rows_BFK**2).sum(1)).sum(1)
