@@ -466,6 +466,145 @@ fn a_lineage_that_is_none_is_refused() {
     assert!(removed.contains("the lineage of the snapshot"), "{removed}");
 }
 
+const SHARES: usize = 2;
+
+fn load_share(store: &LocalStore, directory: &Path, number: usize, tables: Option<&BTreeSet<String>>) {
+    let shard = Shard { number, of: SHARES };
+    let keeps = |id| shard.holds(id);
+    let mut options = LoadOptions::default();
+    options.keeps = Some(&keeps);
+    (options.shard, options.tables) = (Some(shard), tables);
+    store.load(directory, &options).unwrap();
+}
+
+fn load_tables(store: &LocalStore, directory: &Path, names: &[&str]) {
+    let names = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut options = LoadOptions::default();
+    options.tables = Some(&names);
+    store.load(directory, &options).unwrap();
+}
+
+/// Makes a directory of two tables of 40 rows each.
+fn two_tables(directory: &Path) -> LocalStore {
+    let store = filled(40);
+    let other = open(&store, "other", 1, CONFIG);
+    insert(&store, other, &Vec::from_iter(0..40));
+    full(&store, directory).unwrap();
+    store
+}
+
+/// A load that leaves something out, and the rows that the store then has.
+type PartialLoad = (fn(&Path) -> LocalStore, bool);
+
+#[test]
+fn a_store_that_loaded_a_part_alone_deletes_nothing_of_the_rest() {
+    let partial: [PartialLoad; 5] = [
+        (
+            |directory| {
+                let own = store();
+                load_tables(&own, directory, &[TABLE]);
+                own
+            },
+            true,
+        ),
+        (
+            |directory| {
+                let own = store();
+                load_tables(&own, directory, &[]);
+                own
+            },
+            false,
+        ),
+        (
+            |directory| {
+                let own = store();
+                load_share(&own, directory, 0, None);
+                own
+            },
+            true,
+        ),
+        // It had all before: its share took the place of that.
+        (
+            |directory| {
+                let own = loaded(directory);
+                load_share(&own, directory, 1, None);
+                own
+            },
+            true,
+        ),
+        (
+            |directory| {
+                let own = loaded(directory);
+                load_share(&own, directory, 1, Some(&BTreeSet::from([TABLE.to_owned()])));
+                own
+            },
+            true,
+        ),
+    ];
+    for (number, (load, has_rows)) in partial.into_iter().enumerate() {
+        let directory = tempfile::tempdir().unwrap();
+        two_tables(directory.path());
+        let before = manifest(directory.path())["snapshots"][0].clone();
+        let own = load(directory.path());
+        let delta = save_keeping(&own, directory.path(), SaveKind::Delta, 1);
+        assert!(refusal(delta).1.contains(NO_DELTA), "{number}");
+        let saved = full(&own, directory.path());
+        let snapshots = manifest(directory.path())["snapshots"].clone();
+        assert_eq!(snapshots[0], before, "{number}: the snapshot of the other store stays");
+        if has_rows {
+            assert_eq!(saved.unwrap().kept.as_deref(), before["id"].as_str(), "{number}");
+            // From here on it goes on with its own.
+            assert_eq!(full(&own, directory.path()).unwrap().kept, None, "{number}");
+        } else {
+            assert!(refusal(saved).1.contains(EMPTIED), "{number}");
+        }
+        assert!(verify_checkpoint(directory.path()).unwrap().findings.is_empty(), "{number}");
+    }
+}
+
+#[test]
+fn a_store_that_loads_a_table_back_has_the_others_still() {
+    let directory = tempfile::tempdir().unwrap();
+    let own = two_tables(directory.path());
+    load_tables(&own, directory.path(), &[TABLE]);
+    assert_eq!(full(&own, directory.path()).unwrap().kept, None);
+    load_tables(&own, directory.path(), &["other", TABLE]);
+    assert_eq!(save_keeping(&own, directory.path(), SaveKind::Delta, 1).unwrap().kept, None);
+    load_tables(&store(), directory.path(), &["other", TABLE]);
+}
+
+/// Saves the parts of `stores` together, and returns the newest snapshot that stays though another store saved it.
+fn save_together(stores: &[LocalStore], directory: &Path) -> Result<Option<String>> {
+    let (snapshot, options, of) = (new_snapshot_name(), SaveOptions::default(), stores.len());
+    for (number, store) in stores.iter().enumerate() {
+        store.save_part(directory, &snapshot, Shard { number, of }, &options)?;
+    }
+    commit_snapshot(directory, &snapshot, of, &options)
+}
+
+#[test]
+fn stores_that_loaded_all_shares_go_on_together_and_no_one_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    two_tables(directory.path());
+    let shares = || {
+        [0, 1].map(|number| {
+            let own = store();
+            load_share(&own, directory.path(), number, None);
+            own
+        })
+    };
+    let stores = shares();
+    assert_eq!(save_together(&stores, directory.path()).unwrap(), None);
+    assert_eq!(save_together(&stores, directory.path()).unwrap(), None);
+    assert_eq!(manifest(directory.path())["snapshots"].as_array().unwrap().len(), 1);
+    let newest = manifest(directory.path())["snapshots"][0]["id"].as_str().unwrap().to_owned();
+    // In another order the parts are those of other rows.
+    let [first, second] = shares();
+    assert_eq!(save_together(&[second, first], directory.path()).unwrap(), Some(newest.clone()));
+    // A share alone is not the whole: to that store both lineages are those of others.
+    assert!(refusal(full(&stores[0], directory.path())).1.contains(TWO_OTHERS));
+}
+
 /// Makes a directory of two lineages: a snapshot of a store with a log, which has dropped a first one, and a chain of a
 /// store that had saved elsewhere before.
 fn make_specimen(directory: &Path) {

@@ -71,6 +71,7 @@ fn load(of: usize, directory: &Path) -> Vec<(LocalStore, TableId)> {
         let keeps = |id| shard_of(id, of) == number;
         let mut options = LoadOptions::default();
         options.keeps = Some(&keeps);
+        options.shard = Some(Shard { number, of });
         options.without_counts = number > 0;
         store.load(directory, &options).unwrap();
     }

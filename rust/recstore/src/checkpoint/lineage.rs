@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::files::save_id;
 
+/// How many other lineages a snapshot says what its store held of.
+pub(super) const MAX_HELD: usize = 16;
+
 /// Which snapshots one goes on with, and who saved it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -29,6 +29,8 @@ pub(crate) struct Loaded {
     pub(crate) tables: Vec<Table>,
     pub(crate) save: SaveId,
     pub(crate) lineage: Lineage,
+    /// Whether no table of the snapshot was left out.
+    pub(crate) has_all_tables: bool,
     pub(crate) report: LoadReport,
 }
 
@@ -133,6 +135,7 @@ fn load_snapshot(
     };
     let save = save_id(&newest.id).map_err(broken)?;
     let entries = chosen(newest, options).map_err(|message| refused(directory.path(), message))?;
+    let has_all_tables = entries.len() == newest.tables.len();
     let parts = entries.into_iter().map(|entry| Ok((entry, parts_of(&chain, entry).map_err(broken)?)));
     let parts = parts.collect::<Result<Vec<_>>>()?;
     let bytes = parts
@@ -160,7 +163,7 @@ fn load_snapshot(
     let rows = tables.iter().map(|table| (table.name().to_owned(), table.len())).collect();
     let report =
         LoadReport { snapshot: newest.id.clone(), metadata: newest.metadata.clone(), tables: rows, bytes };
-    Ok(Loaded { tables, save, lineage: newest.lineage.clone(), report })
+    Ok(Loaded { tables, save, lineage: newest.lineage.clone(), has_all_tables, report })
 }
 
 /// Returns the tables of a snapshot that are to be loaded.

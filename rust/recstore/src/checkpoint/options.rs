@@ -75,14 +75,15 @@ pub struct SaveOptions<'a> {
 #[non_exhaustive]
 pub struct LoadOptions<'a> {
     /// Whether a row is loaded, by its id; all are without it. So any number of stores can share what any number of
-    /// stores saved.
+    /// stores saved. Without [`LoadOptions::shard`] the store has no part in what the directory holds.
     pub keeps: Option<&'a (dyn Fn(i64) -> bool + Sync)>,
     /// Which of the stores that share the load this is, if several do. Where as many saved, each gets the shared rows that
     /// its own had.
     pub shard: Option<Shard>,
     /// The snapshot to load; the newest without it.
     pub snapshot: Option<&'a str>,
-    /// The only tables to load; all of the snapshot's without it.
+    /// The only tables to load; all of the snapshot's without it. A store that leaves some out has no part in what the
+    /// directory holds.
     pub tables: Option<&'a BTreeSet<String>>,
     /// Whether the tables begin to count anew what was inserted, updated and so on. Of stores that share the rows of a save
     /// all but one do: then the counts of all are together what they were.

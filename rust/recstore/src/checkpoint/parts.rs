@@ -13,7 +13,7 @@ use super::options::{SaveOptions, Shard};
 use super::place::check_free;
 use super::reports::SaveReport;
 use super::save::{AllTables, Plan, base_of, cleaned, write};
-use super::saves::{Claim, Saves};
+use super::saves::{Claim, Saves, share_of};
 use super::unfinished::Unfinished;
 use crate::disk::Directory;
 use crate::{Error, Result};
@@ -61,8 +61,10 @@ pub(crate) fn save_part(
     let directory = &created(path)?;
     // Without the directory's lock: shards save here at the same time, each to files of its own.
     let manifest = Manifest::read_or_new(directory)?;
-    let base = base_of(&manifest, saves, directory, options.kind)?;
-    let claim = saves.claim(&manifest, directory, options)?;
+    let share = share_of(shard);
+    let known = saves.of_share(share);
+    let base = base_of(&manifest, known, directory, options.kind)?;
+    let claim = known.claim(&manifest, directory, options)?;
     let kept = claim.check(&manifest, directory, options)?;
     let lineage = claim.clone().lineage(&manifest, snapshot);
     let (suffix, name) = (format!("-{}-of-{}", shard.number, shard.of), part_name(snapshot, shard));
@@ -74,7 +76,7 @@ pub(crate) fn save_part(
         let text = serde_json::to_vec_pretty(&part).map_err(at(path))?;
         directory.replace(name, &text).map_err(inside(directory))
     })?;
-    saves.note(save, &lineage);
+    saves.note(save, &lineage, share);
     Ok(SaveReport { kept, ..report })
 }
 

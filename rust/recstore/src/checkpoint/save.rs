@@ -38,8 +38,10 @@ pub(crate) fn save(
     let _lock = lock(directory)?;
     // Under the lock: another save may have replaced it until now.
     let mut manifest = Manifest::read_or_new(directory)?;
-    let base = base_of(&manifest, saves, directory, options.kind)?;
-    let claim = saves.claim(&manifest, directory, options)?;
+    let share = saves.share_of_save(options);
+    let known = saves.of_share(share);
+    let base = base_of(&manifest, known, directory, options.kind)?;
+    let claim = known.claim(&manifest, directory, options)?;
     let kept = claim.check(&manifest, directory, options)?;
     let (save, follows) = (new_save(), claim.follows);
     let lineage = claim.lineage(&manifest, &name_of(save));
@@ -52,7 +54,7 @@ pub(crate) fn save(
         })
     });
     if saved.is_ok() {
-        saves.note(save, &lineage);
+        saves.note(save, &lineage, share);
     }
     cleaned(directory, saved.map(|report| SaveReport { kept, ..report }))
 }

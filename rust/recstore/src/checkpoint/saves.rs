@@ -9,15 +9,13 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::files::{name_of, refused};
-use super::lineage::{HeldSave, Lineage};
+use super::lineage::{HeldSave, Lineage, MAX_HELD};
+use super::load::Loaded;
 use super::manifest::Manifest;
-use super::options::SaveOptions;
+use super::options::{LoadOptions, SaveOptions, Shard};
 use crate::Result;
 use crate::disk::Directory;
 use crate::table::SaveId;
-
-/// How many other lineages a snapshot says what its store held of.
-const MAX_HELD: usize = 16;
 
 /// What a store says of itself when it saves.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -87,6 +85,8 @@ impl Claim {
 /// The saves that a store has made, or was loaded from.
 #[derive(Debug, Default)]
 pub(crate) struct Saves {
+    /// The share of the rows that the store has of them, beside the other stores that save with it; all without it.
+    share: Option<Shard>,
     last: Option<SaveId>,
     /// All of them, and those that were held by the stores which saved what was loaded.
     all: BTreeSet<String>,
@@ -96,14 +96,51 @@ pub(crate) struct Saves {
     held: Vec<HeldSave>,
 }
 
+/// Those of a store that has none.
+static NONE: Saves =
+    Saves { share: None, last: None, all: BTreeSet::new(), lineages: BTreeSet::new(), held: Vec::new() };
+
 impl Saves {
+    /// Returns what a store has of them that saves all rows, or as one of several stores its share: one that has another share
+    /// has none of them.
+    pub(super) fn of_share(&self, share: Option<Shard>) -> &Self {
+        if self.share.is_none() || self.share == share { self } else { &NONE }
+    }
+
+    /// Returns the share that a save writes. The directory of a server is its own, whichever share that is.
+    pub(super) fn share_of_save(&self, options: &SaveOptions<'_>) -> Option<Shard> {
+        self.share.filter(|_| options.by_its_server)
+    }
+
     /// The last save or load.
     pub(super) fn last(&self) -> Option<SaveId> {
         self.last
     }
 
-    /// Notes that the store holds what was saved or loaded as `save`, of this lineage.
-    pub(crate) fn note(&mut self, save: SaveId, lineage: &Lineage) {
+    /// Notes what a load gave the store. One that has left tables out gives no part in the lineage: a save would drop them.
+    pub(crate) fn note_load(&mut self, loaded: &Loaded, options: &LoadOptions<'_>) {
+        let share = match (options.keeps, options.shard) {
+            // Nobody can say who has the other rows.
+            (Some(_), None) => return *self = Self::default(),
+            (Some(_), Some(shard)) => share_of(shard),
+            (None, _) => None,
+        };
+        self.take_share(share);
+        if loaded.has_all_tables {
+            self.note(loaded.save, &loaded.lineage, share);
+        }
+    }
+
+    /// Has a share from now on. With another one than before the store has nothing of what it saved or loaded then.
+    fn take_share(&mut self, share: Option<Shard>) {
+        if self.share != share {
+            *self = Self { share, ..Self::default() };
+        }
+    }
+
+    /// Notes that the store holds its share of what was saved or loaded as `save`, of this lineage.
+    pub(super) fn note(&mut self, save: SaveId, lineage: &Lineage, share: Option<Shard>) {
+        self.take_share(share);
         self.last = Some(save);
         self.all.insert(name_of(save));
         self.lineages.insert(lineage.id.clone());
@@ -157,4 +194,9 @@ impl Saves {
         );
         Err(refused(directory.path(), message))
     }
+}
+
+/// Returns the share of a shard: one of one has all rows.
+pub(super) fn share_of(shard: Shard) -> Option<Shard> {
+    Some(shard).filter(|shard| shard.of > 1)
 }

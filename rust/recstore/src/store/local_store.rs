@@ -224,11 +224,11 @@ impl EmbeddingStore for LocalStore {
         let configured = |name: &str, saved: &TableConfig| self.shared().config_for(name, saved);
         let (rules, budget) = (&self.rules, &self.budget);
         let store = LoadingStore { engine: self.engine(), rules, budget, configured: &configured };
-        let loaded = checkpoint::load(directory, options, store)?;
+        let mut loaded = checkpoint::load(directory, options, store)?;
         let _gate = fork::enter();
-        self.exclusive().replace(loaded.tables, options.numbers)?;
+        self.exclusive().replace(std::mem::take(&mut loaded.tables), options.numbers)?;
         // Only now: a delta may follow the snapshot once the tables are those that it has.
-        saves.note(loaded.save, &loaded.lineage);
+        saves.note_load(&loaded, options);
         Ok(loaded.report)
     }
 
