@@ -460,10 +460,70 @@ fn a_lineage_that_is_none_is_refused() {
         refused(&|manifest| lineage(manifest, "id", json!("x"))).contains("is not the name of a snapshot")
     );
     assert!(refused(&|manifest| lineage(manifest, "more", json!(1))).contains("unknown field `more`"));
-    assert!(refused(&|manifest| manifest["version"] = json!(1)).contains("version 1 has no lineages"));
+    assert!(refused(&|manifest| manifest["version"] = json!(1)).contains("unknown field `ended`"));
     let removed =
         refused(&|manifest| _ = manifest["snapshots"][0].as_object_mut().unwrap().remove("lineage"));
-    assert!(removed.contains("the lineage of the snapshot"), "{removed}");
+    assert!(removed.contains("missing field `lineage`"), "{removed}");
+}
+
+type ChangeOfManifest = (&'static str, fn(&mut Value));
+
+#[test]
+fn figures_and_names_outside_the_format_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    full(&filled(3), directory.path()).unwrap();
+    let whole = manifest(directory.path());
+    let changes: [ChangeOfManifest; 13] = [
+        ("step must be at most 2^53, got 9007199254740993", |all| {
+            all["snapshots"][0]["tables"][0]["progress"]["step"] = json!((1_u64 << 53) + 1);
+        }),
+        ("updates must be at most 2^53, got 18446744073709551615", |all| {
+            all["snapshots"][0]["tables"][0]["progress"]["updates"] = json!(u64::MAX);
+        }),
+        ("there are two snapshots", |all| {
+            let first = all["snapshots"][0].clone();
+            all["snapshots"].as_array_mut().unwrap().push(first);
+        }),
+        ("it has 3 lineages that have snapshots, expected at most 2", |all| {
+            let first = all["snapshots"][0].clone();
+            all["snapshots"] = ["1", "2", "3"]
+                .map(|digit| {
+                    let (mut snapshot, name) = (first.clone(), digit.repeat(16));
+                    snapshot["id"] = json!(name);
+                    snapshot["lineage"]["id"] = json!(name);
+                    snapshot
+                })
+                .into();
+        }),
+        ("it holds 17 other lineages, expected at most 16", |all| {
+            let held = json!({"lineage": "0".repeat(16), "save": "0".repeat(16)});
+            all["snapshots"][0]["lineage"]["held"] = vec![held; 17].into();
+        }),
+        ("the writer \"zzz\" is not sixteen hexadecimal digits", |all| {
+            all["snapshots"][0]["lineage"]["writers"] = json!(["zzz"]);
+        }),
+        ("\"../../y\" is not the name of a snapshot", |all| all["ended"] = json!(["../../y"])),
+        ("it has 65 lineages that ended, expected at most 64", |all| {
+            all["ended"] = vec![json!("0".repeat(16)); 65].into();
+        }),
+        ("\"x\" is not the name of a snapshot", |all| all["snapshots"][0]["id"] = json!("x")),
+        ("\"x\" is not the name of a snapshot", |all| all["snapshots"][0]["parent"] = json!("x")),
+        ("missing field `parent`", |all| _ = all["snapshots"][0].as_object_mut().unwrap().remove("parent")),
+        ("missing field `ended`", |all| _ = all.as_object_mut().unwrap().remove("ended")),
+        ("unknown field `ended`", |all| {
+            all["version"] = json!(1);
+            all["snapshots"][0].as_object_mut().unwrap().remove("lineage");
+        }),
+    ];
+    for (expected, change) in changes {
+        let mut changed = whole.clone();
+        change(&mut changed);
+        checkpoints::write_manifest(directory.path(), &changed);
+        let (_, message) = refusal(checkpoints::load(&store(), directory.path()));
+        assert!(message.contains(expected), "{expected}: {message}");
+    }
+    checkpoints::write_manifest(directory.path(), &whole);
+    checkpoints::load(&store(), directory.path()).unwrap();
 }
 
 const SHARES: usize = 2;

@@ -71,6 +71,11 @@ impl TableEntry {
         })
     }
 
+    /// Checks that its counts are some that a table can go on from.
+    pub(super) fn validate(&self) -> std::result::Result<(), String> {
+        self.progress.validate().map_err(|message| format!("table \"{}\": {message}", self.name))
+    }
+
     /// Returns the table's step count.
     pub(super) fn step(&self) -> u64 {
         self.progress.step

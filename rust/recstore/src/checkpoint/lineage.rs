@@ -39,6 +39,13 @@ impl Lineage {
 
     pub(super) fn validate(&self) -> std::result::Result<(), String> {
         let held = self.held.iter().flat_map(|held| [&held.lineage, &held.save]);
-        [&self.id, &self.save].into_iter().chain(held).try_for_each(|name| save_id(name).map(drop))
+        [&self.id, &self.save].into_iter().chain(held).try_for_each(|name| save_id(name).map(drop))?;
+        if let Some(writer) = self.writers.iter().find(|writer| save_id(writer).is_err()) {
+            return Err(format!("the writer \"{writer}\" is not sixteen hexadecimal digits"));
+        }
+        match self.held.len() {
+            0..=MAX_HELD => Ok(()),
+            held => Err(format!("it holds {held} other lineages, expected at most {MAX_HELD}")),
+        }
     }
 }

@@ -26,6 +26,9 @@ const VERSION: u32 = 2;
 /// The version that has no lineages.
 const WITHOUT_LINEAGES: u32 = 1;
 
+/// The most lineages of which a directory has snapshots: those of another store stay beside the newest.
+const MAX_LINEAGES: usize = 2;
+
 /// How many lineages that ended a directory remembers.
 const MAX_ENDED: usize = 64;
 
@@ -37,7 +40,6 @@ pub(super) struct Manifest {
     version: u32,
     pub(super) snapshots: Vec<Snapshot>,
     /// The lineages of which there are no snapshots any more; the one that ended last comes last.
-    #[serde(default)]
     ended: Vec<String>,
     /// Eight hexadecimal digits: the CRC-32 of the file with zeros in their place.
     checksum: String,
@@ -86,12 +88,12 @@ impl Header {
 pub(super) struct Snapshot {
     /// Sixteen hexadecimal digits, of no other snapshot.
     pub(super) id: String,
-    /// The snapshot that this one tells the changes since; none for a full one.
+    /// The snapshot that this one tells the changes since; none for a full one. The key is there all the same.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub(super) parent: Option<String>,
     /// Seconds since 1970.
     pub(super) created: u64,
     /// Which snapshots it goes on with.
-    #[serde(default)]
     pub(super) lineage: Lineage,
     /// What the caller gave along.
     pub(super) metadata: Metadata,
@@ -104,9 +106,11 @@ impl Snapshot {
         self.tables.iter().flat_map(|table| &table.shards)
     }
 
-    /// Checks that every table has a name of its own, and that others can read the metadata.
+    /// Checks its names and figures, that every table has a name of its own, and that others can read the metadata.
     fn validate(&self) -> std::result::Result<(), String> {
         self.metadata.check_depth()?;
+        [&self.id].into_iter().chain(&self.parent).try_for_each(|name| save_id(name).map(drop))?;
+        self.tables.iter().try_for_each(TableEntry::validate)?;
         self.lineage
             .validate()
             .map_err(|message| format!("the lineage of the snapshot {}: {message}", self.id))?;
@@ -118,6 +122,49 @@ impl Snapshot {
             )),
             None => Ok(()),
         }
+    }
+}
+
+/// What a manifest of version 1 has.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ManifestOfVersion1 {
+    format: String,
+    #[serde(rename = "version")]
+    _version: u32,
+    snapshots: Vec<SnapshotOfVersion1>,
+    checksum: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SnapshotOfVersion1 {
+    id: String,
+    #[serde(deserialize_with = "Option::deserialize")]
+    parent: Option<String>,
+    created: u64,
+    metadata: Metadata,
+    tables: Vec<TableEntry>,
+}
+
+impl ManifestOfVersion1 {
+    /// Makes the snapshots one lineage, which begins with the newest: the first one may be gone already.
+    fn with_lineage(self) -> Manifest {
+        let begins = self.snapshots.last().map_or(String::new(), |newest| newest.id.clone());
+        let with_lineage = |SnapshotOfVersion1 { id, parent, created, metadata, tables }| {
+            let lineage = Lineage::beginning(&begins, &id);
+            Snapshot { id, parent, created, lineage, metadata, tables }
+        };
+        let snapshots = self.snapshots.into_iter().map(with_lineage).collect();
+        let (format, checksum) = (self.format, self.checksum);
+        Manifest { format, version: VERSION, snapshots, ended: Vec::new(), checksum }
+    }
+}
+
+fn within(what: &str, count: usize, most: usize) -> std::result::Result<(), String> {
+    match count <= most {
+        true => Ok(()),
+        false => Err(format!("it has {count} {what}, expected at most {most}")),
     }
 }
 
@@ -146,11 +193,14 @@ impl Manifest {
         // Another version may have other keys, and its checksum elsewhere.
         let header: Header = serde_json::from_slice(&text).map_err(unreadable)?;
         header.check().map_err(|message| refused(&path, message))?;
-        let mut manifest: Self = serde_json::from_slice(&text).map_err(unreadable)?;
+        let manifest = match header.version {
+            WITHOUT_LINEAGES => serde_json::from_slice(&text).map(ManifestOfVersion1::with_lineage),
+            _ => serde_json::from_slice(&text),
+        };
+        let manifest: Self = manifest.map_err(unreadable)?;
         if checksum_of(text).as_ref() != Some(&manifest.checksum) {
             return Err(refused(&path, "it was changed: its checksum is another"));
         }
-        manifest.give_lineage().map_err(|message| refused(&path, message))?;
         manifest.validate().map_err(|message| refused(&path, message))?;
         Ok(Some(manifest))
     }
@@ -175,23 +225,6 @@ impl Manifest {
         }
     }
 
-    /// Makes the snapshots of a version without lineages one lineage, which begins with the newest: the first one may
-    /// be gone already.
-    fn give_lineage(&mut self) -> std::result::Result<(), String> {
-        if self.version != WITHOUT_LINEAGES {
-            return Ok(());
-        }
-        let begins = self.snapshots.last().map_or(String::new(), |newest| newest.id.clone());
-        for snapshot in &mut self.snapshots {
-            if snapshot.lineage != Lineage::default() {
-                return Err(format!("version {WITHOUT_LINEAGES} has no lineages"));
-            }
-            snapshot.lineage = Lineage::beginning(&begins, &snapshot.id);
-        }
-        self.version = VERSION;
-        Ok(())
-    }
-
     /// Whether snapshots of a lineage are or were here.
     pub(super) fn has_had(&self, lineage: &String) -> bool {
         self.ended.contains(lineage) || self.lineages().contains(lineage)
@@ -203,6 +236,13 @@ impl Manifest {
 
     fn validate(&self) -> std::result::Result<(), String> {
         self.snapshots.iter().try_for_each(Snapshot::validate)?;
+        let mut ids = BTreeSet::new();
+        if let Some(twice) = self.snapshots.iter().find(|snapshot| !ids.insert(&snapshot.id)) {
+            return Err(format!("there are two snapshots {}", twice.id));
+        }
+        self.ended.iter().try_for_each(|ended| save_id(ended).map(drop))?;
+        within("lineages that have snapshots", self.lineages().len(), MAX_LINEAGES)?;
+        within("lineages that ended", self.ended.len(), MAX_ENDED)?;
         match self.shards().find(|shard| !shard.has_own_name()) {
             Some(shard) => Err(format!("\"{}\" is not the name of a file of a checkpoint", shard.file)),
             None => Ok(()),

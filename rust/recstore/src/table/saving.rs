@@ -15,6 +15,7 @@ use super::locks::lock_order;
 use super::rows::Rows;
 use super::sweep::{Sweep, SweepSteps};
 use super::table::Table;
+use crate::calls::MAX_STEP;
 use crate::kernel::bits::Bits;
 use crate::kernel::cache::Cache;
 use crate::kernel::parallel::Serial;
@@ -60,6 +61,23 @@ pub(crate) struct TableProgress {
 }
 
 impl TableProgress {
+    /// Checks that every count is one that a float64 has, with room for those that come.
+    pub(crate) fn validate(&self) -> std::result::Result<(), String> {
+        let counts = [
+            ("step", self.step),
+            ("inserts", self.inserts),
+            ("updates", self.updates),
+            ("deletes", self.deletes),
+            ("refusals", self.refusals),
+            ("rejections", self.rejections),
+            ("evictions", self.evictions),
+        ];
+        match counts.into_iter().find(|(_, count)| *count > MAX_STEP) {
+            Some((name, count)) => Err(format!("{name} must be at most 2^53, got {count}")),
+            None => Ok(()),
+        }
+    }
+
     /// Adds the counts of another shard of the table.
     pub(crate) fn add(&mut self, other: &Self) {
         self.inserts += other.inserts;
