@@ -209,7 +209,11 @@ pub(super) fn read(
     let mut file = BufReader::new(open()?);
     let mut header = [0; HEADER.len()];
     match file.read_exact(&mut header) {
-        Err(error) if is_last && error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        // As of a start that a crash cut off; nobody can tell whether there were records.
+        Err(error) if is_last && error.kind() == io::ErrorKind::UnexpectedEof => {
+            let error = record::invalid("the file ends within its header");
+            return leave_out(directory, name, ending, 0, &error).map(Some);
+        }
         read => read.map_err(at(path))?,
     }
     if header != HEADER {
@@ -219,7 +223,7 @@ pub(super) fn read(
     let mut rooms = open()?;
     loop {
         let start = file.stream_position().map_err(at(path))?;
-        match read_entry(&mut file, &mut rooms) {
+        match read_entry(&mut file, &mut rooms, is_last) {
             Ok(Some(entry)) => each(entry)?,
             Ok(None) => return Ok(None),
             Err(error) => match next_record(&mut file, start + 1).map_err(at(path))? {
@@ -254,7 +258,11 @@ fn leave_out(
 }
 
 /// Reads the next record, and the frame of a change from where it is.
-fn read_entry(file: &mut (impl Read + Seek), rooms: &mut File) -> Result<Option<Entry>, FrameError> {
+fn read_entry(
+    file: &mut (impl Read + Seek),
+    rooms: &mut File,
+    is_last: bool,
+) -> Result<Option<Entry>, FrameError> {
     let Some(record) = record::read_head(file)? else { return Ok(None) };
     Ok(Some(match record {
         Record::TakenBack { number } => Entry::TakenBack { number },
@@ -268,10 +276,14 @@ fn read_entry(file: &mut (impl Read + Seek), rooms: &mut File) -> Result<Option<
             Entry::Change(Logged { number, client, frame })
         }
         Record::Tail { .. } => return Err(record::invalid("a record that no file has")),
-        // The file may end in it: a frame that was still coming then counts nowhere.
         Record::Room { bytes } => {
             let bytes = i64::try_from(bytes).map_err(|_| record::invalid("room without end"))?;
             file.seek_relative(bytes)?;
+            // A frame that was still coming counts nowhere. Of the last file nobody can tell whether a change behind it was
+            // cut off; of another one the numbers in the next file do.
+            if is_last && file.stream_position()? >= rooms.metadata()?.len() {
+                return Err(record::invalid("the file ends with room for a frame that no change refers to"));
+            }
             Entry::Room
         }
     }))

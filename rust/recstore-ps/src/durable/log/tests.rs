@@ -77,6 +77,10 @@ fn a_log_cut_anywhere_gives_the_changes_before_and_goes_on() {
             let expected = ends.iter().filter(|end| **end <= len as u64).count();
             let (log, made) = opened(other.path(), 0).unwrap();
             assert_eq!(made.len(), expected, "{len}");
+            let is_whole = tail == 0 && (len == 16 || ends.contains(&(len as u64)));
+            let left_out = log.left_out().map(|end| end.start + end.bytes);
+            let there = len as u64 + if len < 16 { 0 } else { tail as u64 };
+            assert_eq!(left_out, (!is_whole).then_some(there), "{len}: all that is left out is told");
             append(&log, 1, 99);
             drop(log);
             assert_eq!(opened(other.path(), 0).unwrap().1.len(), expected + 1, "{len}");
@@ -250,17 +254,19 @@ fn a_frame_that_was_coming_at_the_end_counts_nowhere() {
     let kept = |bytes: &[u8]| {
         let other = tempfile::tempdir().unwrap();
         fs::write(other.path().join("0000000000000001.log"), bytes).unwrap();
-        opened(other.path(), 0).map(|(_, made)| made.len())
+        opened(other.path(), 0)
+            .map(|(log, made)| (made.len(), log.left_out().map(|end| (end.start, end.bytes))))
     };
-    assert_eq!(kept(&whole).unwrap(), 2);
+    assert_eq!(kept(&whole).unwrap(), (2, None));
     // In the head of the room, in the room, at its end, in the record that refers to it.
     for len in [before + 7, before + 40, before + 50_000, whole.len() as u64 - 40, whole.len() as u64 - 1] {
-        assert_eq!(kept(&whole[..len as usize]).unwrap(), 1, "{len}");
+        let left_out = Some((before, len - before));
+        assert_eq!(kept(&whole[..len as usize]).unwrap(), (1, left_out), "{len}");
     }
     // What a crash left of a frame that nobody was told of, and what it cannot have left.
     let mut flipped = whole.clone();
     flipped[before as usize + 50_000] ^= 1;
-    assert_eq!(kept(&flipped).unwrap(), 1);
+    assert_eq!(kept(&flipped).unwrap().0, 1);
     let another = [&flipped[..], &whole[16..before as usize]].concat();
     let error = kept(&another).unwrap_err().to_string();
     assert!(error.contains("damaged behind its first"), "{error}");
