@@ -10,13 +10,15 @@ mod proxy;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
-use cluster::{Cluster, connect};
+use cluster::{Cluster, connect, hello};
 use proxy::{Fault, Proxy};
 use recstore::{
     EmbeddingStore, EmbeddingTable, Error, GradientChunk, LocalStore, Serial, Step, TableConfig, TableUpdate,
 };
+use recstore_ps::codec::{Frame, Header, Kind, Section};
 use recstore_ps::{KeptState, RemoteStore, Server};
 
 const DIM: usize = 8;
@@ -111,4 +113,24 @@ fn a_step_beyond_any_number_of_pieces_is_refused_before_it_is_sent() {
     let error = step(&store, 1).unwrap_err();
     assert!(matches!(error, Error::RequestTooLarge { shard: 0, limit: 32_768, .. }), "{error}");
     assert_eq!(opened(&store).statistics().unwrap().step, 0);
+}
+
+/// Pieces of eight bytes, each of which comes in time, keep no request under way for longer than a whole piece does.
+#[test]
+fn a_change_in_tiny_pieces_has_no_more_time_than_in_whole_ones() {
+    let timeout = Duration::from_millis(200);
+    let cluster = Cluster::configured(1, |config| config.transfer_timeout = timeout);
+    let mut stream = TcpStream::connect(cluster.servers[0].address().tcp().unwrap()).unwrap();
+    stream.write_all(&hello(4)).unwrap();
+    stream.read_exact(&mut [0; 8]).unwrap();
+    let mut piece = |place: i64| {
+        let (head, word) = ([1 << 20, place], [0]);
+        let sections = vec![Section::I64(&head), Section::I64(&word)];
+        let written = Frame { header: Header::new(Kind::Piece, 1), sections }.write(&mut stream);
+        thread::sleep(timeout / 10);
+        written
+    };
+    // A server that is cut off refuses what comes next but one.
+    let taken = (0..500).map(|number| piece(8 * number)).take_while(Result::is_ok).count();
+    assert!(taken < 500, "{taken} pieces were taken");
 }

@@ -238,9 +238,11 @@ impl Shared {
             let Some(_under_way) = seat.begin() else { return Ok(()) };
             let stage = |header: &Header, bytes| self.handler.stage(header, bytes);
             let (frame, staged) = read_frame_beside(from, limit, stage)?;
+            let (began, timeout) = (Instant::now(), self.config.transfer_timeout);
             let frame = match frame.header.kind {
-                Kind::Piece => whole_of_pieces(frame, limit, || {
-                    read_frame(stream.until(Instant::now() + self.config.transfer_timeout), limit)
+                // As many times as long as a frame: pieces that are small get no more.
+                Kind::Piece => whole_of_pieces(frame, limit, |pieces| {
+                    read_frame(stream.until(began + timeout * pieces), limit)
                 })?,
                 _ => terms.frame_of(frame, limit)?,
             };

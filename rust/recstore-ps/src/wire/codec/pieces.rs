@@ -17,7 +17,7 @@ const MAX_PIECES: u64 = 64;
 /// The bytes of sections around what a piece holds.
 const MARGIN: u64 = 64;
 
-/// The bytes of a piece, where frames may have as many.
+/// The most bytes of a piece.
 const PIECE_BYTES: u64 = 4 << 20;
 
 const WORD: usize = size_of::<i64>();
@@ -33,13 +33,13 @@ pub(crate) fn largest_request(request: &Request<'_>, limit: u64, version: u16) -
 /// # Errors
 /// As `to`.
 pub(crate) fn write_in_pieces(frame: &Frame<'_>, limit: u64, to: &mut impl Write) -> io::Result<()> {
-    let words = PIECE_BYTES.min(limit.saturating_sub(MARGIN)) as usize / WORD;
+    let words = piece_bytes(limit) / WORD;
     let mut pieces = Pieces {
         to,
         request: frame.header.request,
         total: frame.bytes(),
         place: 0,
-        words: vec![0; words.max(1)],
+        words: vec![0; words],
         filled: 0,
     };
     frame.write(&mut pieces)?;
@@ -83,23 +83,29 @@ impl<W: Write> Write for Pieces<'_, W> {
     }
 }
 
-/// Returns the frame whose `first` piece came; `next` reads the other ones. Memory grows with what has come.
+/// Returns the bytes of a piece in frames of at most `limit` bytes.
+fn piece_bytes(limit: u64) -> usize {
+    (PIECE_BYTES.min(limit.saturating_sub(MARGIN)) as usize).max(WORD)
+}
+
+/// Returns the frame whose `first` piece came; `next` reads the other ones, and gets how many pieces what came before makes.
+/// Memory grows with what has come.
 ///
 /// # Errors
 /// [`FrameError::TooLarge`]; [`FrameError::Malformed`]: pieces that do not follow each other, or of no change; as `next`.
 pub(crate) fn whole_of_pieces(
     first: Received,
     limit: u64,
-    mut next: impl FnMut() -> Result<Received, FrameError>,
+    mut next: impl FnMut(u32) -> Result<Received, FrameError>,
 ) -> Result<Received, FrameError> {
     let (mut bytes, mut piece) = (Vec::new(), first);
-    let limit = limit.saturating_mul(MAX_PIECES);
+    let (limit_of_frame, limit) = (limit, limit.saturating_mul(MAX_PIECES));
     loop {
         let total = add_piece(&mut bytes, &piece, limit)?;
         if bytes.len() == total {
             break;
         }
-        piece = next()?;
+        piece = next(bytes.len().div_ceil(piece_bytes(limit_of_frame)) as u32)?;
     }
     let frame = decode(&bytes, limit)?;
     match frame.header.kind {
@@ -144,7 +150,7 @@ mod tests {
 
     fn whole(mut bytes: &[u8]) -> Result<Received, FrameError> {
         let first = read_frame(&mut bytes, LIMIT)?;
-        whole_of_pieces(first, LIMIT, || read_frame(&mut bytes, LIMIT))
+        whole_of_pieces(first, LIMIT, |_| read_frame(&mut bytes, LIMIT))
     }
 
     #[test]
