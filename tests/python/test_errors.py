@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -727,7 +728,7 @@ WRONG_CONFIGURATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "block_size": ({"block_size": 0}, ["block_size", "got 0"]),
     "block_size below 0": ({"block_size": -1}, ["-1"]),
     "seed below 0": ({"seed": -1}, ["-1"]),
-    "seed beyond 64 bits": ({"seed": 2**64}, ["1.8446744073709552e+19"]),
+    "seed beyond 64 bits": ({"seed": 2**64}, ["seed must be an integer of 64 bits, got 18446744073709551616"]),
     "huge block": ({"block_size": 2**40}, ["block_size 1099511627776"]),
 }
 
@@ -750,6 +751,7 @@ def test_a_wrong_configuration_is_refused_and_opens_no_table(
         (NUM, 0, ["dim must be at least 1, got 0"]),
         (NUM, -1, ["dim must be at least 1, got -1"]),
         (NUM, 1.5, ["dim", "1.5"]),
+        (NUM, True, ["dim must be an integer, got True"]),
         (NUM, 2**50, ["dim", str(2**50)]),
     ],
 )
@@ -811,6 +813,32 @@ def test_a_wrong_learning_rate_is_refused(value: float, table: Table) -> None:
         get_kv_client().set_learning_rate(table.name, value)
     with refused(table.name, ValueError, "learning rate"):
         SparseOptimizer(lr=value, modules=[table])
+
+
+@pytest.mark.parametrize("value", [True, False, torch.tensor(True), np.True_])
+def test_a_truth_value_is_no_learning_rate(value: Any, table: Table) -> None:
+    expected = f"the learning rate must be a number, got {value!r}"
+    with refused(table.name, TypeError, f'table "{table.name}": {expected}'):
+        get_kv_client().set_learning_rate(table.name, value)
+    with refused(table.name, TypeError, expected):
+        SparseOptimizer(lr=value, modules=[table])
+
+
+def test_a_value_that_is_none_of_json_is_named_by_its_key(table: Table, table_name: Callable[[], str]) -> None:
+    form = "expected numbers, strings, lists and dicts, got a value of type"
+    with refused(table.name, TypeError, f"optimizer.weight_decay: {form} Tensor"):
+        DistEmbedding(None, DIM, table_name(), optimizer={"kind": "sgd", "weight_decay": torch.tensor(0.1)})
+    with refused(table.name, TypeError, f"eviction.keep: {form} ndarray"):
+        DistEmbedding(None, DIM, table_name(), eviction={"ttl": 10, "keep": np.arange(3)})
+    with refused(table.name, TypeError, f"eviction.keep: {form} int64"):
+        DistEmbedding(None, DIM, table_name(), eviction={"ttl": 10, "keep": [1, np.int64(2)]})
+
+
+def test_a_name_that_is_none_is_refused_in_words(table: Table) -> None:
+    with refused(table.name, TypeError, "the name of a table must be a text, got None"):
+        DistEmbedding(None, DIM, None)  # type: ignore[arg-type]
+    with refused(table.name, ValueError, r"the name of a table must be valid Unicode, got '\udcff'"):
+        DistEmbedding(None, DIM, "\udcff")
 
 
 def test_a_failing_call_on_a_default_table_does_not_create_it(table: Table) -> None:

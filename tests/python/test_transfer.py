@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -425,6 +426,13 @@ def test_what_the_system_does_not_open_is_refused_by_name(tmp_path: Path) -> Non
         SafetensorsFile(tmp_path)
     with pytest.raises(FileNotFoundError, match=str(tmp_path / "absent")):
         SafetensorsFile(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model.safetensors.index.json"])
+def test_what_would_wait_for_a_writer_is_refused_by_name(file: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / file)
+    with pytest.raises(OSError, match=re.escape(f"{tmp_path / file}: expected a regular file, got a FIFO")):
+        import_safetensors(tmp_path / file, "t")
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:

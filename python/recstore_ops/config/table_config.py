@@ -74,17 +74,13 @@ class TableConfig:
         """The configuration as the JSON object that `make_hashtable` takes.
 
         Raises:
-            TypeError: a value that is none of JSON's, as a class or a tensor.
-            ValueError: a number that is not finite, which JSON cannot write.
+            TypeError: a value that is none of JSON's, as a class or a tensor; names its key.
+            ValueError: a number that is not finite, or an integer of more than 64 bits, which JSON cannot carry.
         """
         config = {key: value for key, value in asdict(self).items() if key not in _OPTIONAL or value is not None}
-        for part in ("initializer", "optimizer", *_OPTIONAL):
-            options = config.get(part)
-            values = {f"{part}.{key}": value for key, value in options.items()} if isinstance(options, dict) else {}
-            for key, value in (values or {part: options}).items():
-                if isinstance(value, float) and not math.isfinite(value):
-                    raise ValueError(f"invalid table configuration: {key} must be finite, got {value}")
-        return json.dumps(config, default=_refuse_value)
+        for key, value in config.items():
+            _check_value(key, value)
+        return json.dumps(config)
 
     @classmethod
     def from_json(cls, text: str) -> "TableConfig":
@@ -142,8 +138,8 @@ def check_learning_rate(lr: Any, table: str | None = None) -> float:
     """
     prefix = "" if table is None else f'table "{table}": '
     try:
-        # `float` alone would take a text too.
-        rate = float(lr) if hasattr(lr, "__float__") else None
+        # `float` alone would take a text or a truth value too.
+        rate = float(lr) if hasattr(lr, "__float__") and not _is_truth_value(lr) else None
     except (TypeError, ValueError, RuntimeError):  # A tensor or an array of several.
         rate = None
     if rate is None:
@@ -153,8 +149,29 @@ def check_learning_rate(lr: Any, table: str | None = None) -> float:
     return rate
 
 
-def _refuse_value(value: Any) -> Any:
-    raise TypeError(f"invalid table configuration: expected numbers, strings, lists and dicts, got {_shown(value)}")
+def _check_value(key: str, value: Any) -> None:
+    if isinstance(value, dict):
+        for name, part in value.items():
+            _check_value(f"{key}.{name}", part)
+    elif isinstance(value, list | tuple):
+        # Of a million ids these two say as much as all.
+        for part in (min(value), max(value)) if set(map(type, value)) == {int} else value:
+            _check_value(key, part)
+    elif isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise ValueError(f"invalid table configuration: {key} must be an integer of 64 bits, got {value}")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"invalid table configuration: {key} must be finite, got {value}")
+    elif not (value is None or isinstance(value, str)):
+        raise TypeError(
+            f"invalid table configuration: {key}: expected numbers, strings, lists and dicts, got {_shown(value)}"
+        )
+
+
+def _is_truth_value(value: Any) -> bool:
+    # A tensor or an array of truth values too: `float` would take each for 0 or 1.
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
 
 
 def _shown(value: object) -> str:

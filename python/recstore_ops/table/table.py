@@ -55,7 +55,7 @@ class Table:
         is_given_gradients: whether callers hand it gradients of their own, besides those that ranks exchange.
 
     Raises:
-        TypeError: the configuration has a value of another type.
+        TypeError: the name is no text, or the configuration has a value of another type.
         ValueError: the configuration is invalid, or the table exists with another one; or other ranks open another
             table, or this process has it open as another shard.
         RuntimeError: a job of several processes has no shard, so each process would train its own copy; or another rank
@@ -69,6 +69,7 @@ class Table:
     ) -> None:
         # An error of this rank alone would leave the others waiting in `agree`.
         with disagreeing_on_error(shard):
+            _check_name_and_dim(name, dim)
             servers.prepare()
             _check_place(name, shard)
         self.name = name
@@ -407,6 +408,15 @@ def _release(handle: Tensor, collector: Tensor) -> None:
     with _disable_current_modes():
         operators.hashtable_release(handle)
         operators.collector_release(collector)
+
+
+def _check_name_and_dim(name: Any, dim: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a table must be a text, got {name!r}")
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ValueError(f"the name of a table must be valid Unicode, got {name!r}, which has half a surrogate pair")
+    if isinstance(dim, bool):
+        raise ValueError(f'table "{name}": dim must be an integer, got {dim}')
 
 
 def _check_place(name: str, shard: Shard | None) -> None:

@@ -10,6 +10,8 @@ Source: https://github.com/huggingface/safetensors, "Format".
 import difflib
 import json
 import math
+import os
+import stat
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -123,6 +125,7 @@ def most_header_bytes(columns: Sequence[Column], most: int) -> int:
 
 def bytes_of_tensors(path: Path) -> int:
     """The size of all tensors of a file, by the length of its header."""
+    check_regular(path)
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     return path.stat().st_size - _LENGTH_BYTES - length
@@ -140,6 +143,18 @@ def _write_column(file: Any, column: Column) -> int:
     return checksum
 
 
+def check_regular(path: str | PathLike[str]) -> None:
+    """Checks that opening a file does not wait for a writer; a link may lead to it.
+
+    Raises:
+        OSError: it is not there, or a FIFO, a socket or a device.
+    """
+    mode = os.stat(path).st_mode
+    # What a directory is, is said when it is opened.
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(f"{os.fspath(path)}: expected a regular file, got a FIFO, a socket or a device")
+
+
 class SafetensorsFile:
     """A file's tensors, mapped into memory: what is not looked at is not read.
 
@@ -147,12 +162,13 @@ class SafetensorsFile:
         path: the file.
 
     Raises:
-        OSError: there is no such file.
+        OSError: there is no such file, or it is no regular one.
         ValueError: it is no safetensors file; names the file and what is wrong with it.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = user_path(path)
+        check_regular(self.path)
         with open(self.path, "rb"):  # What the system refuses, Python reports with the file's name.
             pass
         safetensors = imported("safetensors", "train", f"the safetensors file {self.path}")

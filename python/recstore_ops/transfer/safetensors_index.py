@@ -25,6 +25,7 @@ from recstore_ops.transfer.safetensors_file import (
     Column,
     SafetensorsFile,
     bytes_of_tensors,
+    check_regular,
     most_header_bytes,
     without_tensor,
     write_columns,
@@ -44,7 +45,7 @@ class SafetensorsIndex:
         path: the index.
 
     Raises:
-        OSError: there is no such file.
+        OSError: there is no such file, or it is no regular one.
         ValueError: it is no index, or names a tensor twice.
 
     Warns:
@@ -130,6 +131,7 @@ def open_safetensors(path: str | PathLike[str]) -> SafetensorsFile | Safetensors
 
 def _read(path: str) -> tuple[dict[str, str], Any]:
     """The file of each tensor, and the size of all."""
+    check_regular(path)
     try:
         # By itself json.loads keeps the last of two equal keys, and the first file would be forgotten.
         index = json.loads(Path(path).read_bytes(), object_pairs_hook=distinct_keys(_twice))
