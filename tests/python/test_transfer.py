@@ -432,7 +432,7 @@ def test_what_the_system_does_not_open_is_refused_by_name(tmp_path: Path) -> Non
 def test_what_would_wait_for_a_writer_is_refused_by_name(file: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / file)
     with pytest.raises(OSError, match=re.escape(f"{tmp_path / file}: expected a regular file, got a FIFO")):
-        import_safetensors(tmp_path / file, "t")
+        import_safetensors(tmp_path / file, {})
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:

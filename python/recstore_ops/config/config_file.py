@@ -25,7 +25,7 @@ from recstore_ops.config.distinct_keys import distinct_keys
 from recstore_ops.config.json_schema import Problem, Schema, find_problems
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.paths import user_path
-from recstore_ops.config.table_config import TableConfig
+from recstore_ops.config.table_config import TableConfig, check_name_and_dim
 from recstore_ops.config.table_options import DEFAULT_LR, ConfigOptions, given, options_of
 
 _SECTIONS = ("cache_ps", "distributed_client")
@@ -239,9 +239,10 @@ def configure_table(
         **options: as in `TableOptions`; `None` if not given.
 
     Raises:
-        TypeError: an option of another name, or with a value of another type.
+        TypeError: an option of another name, or with a value of another type; or the name is no text.
         ValueError: the file has another `embedding_dim`, or is invalid.
     """
+    check_name_and_dim(name, embedding_dim)
     config = active_config()
     entry = config.embedding_tables.get(name, TableEntry()) if config else TableEntry()
     if config and entry.embedding_dim not in (None, embedding_dim):

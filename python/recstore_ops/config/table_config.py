@@ -92,6 +92,21 @@ class TableConfig:
         return cls(**json.loads(text))
 
 
+def check_name_and_dim(name: Any, dim: Any) -> None:
+    """Checks a table's name, and that its dim is no truth value; its range is checked when the table is opened.
+
+    Raises:
+        TypeError: the name is no text.
+        ValueError: the name is not valid Unicode, or the dim is a truth value.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a table must be a text, got {name!r}")
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ValueError(f"the name of a table must be valid Unicode, got {name!r}, which has half a surrogate pair")
+    if isinstance(dim, bool):
+        raise ValueError(f'table "{name}": dim must be an integer, got {dim}')
+
+
 def check_kind(name: str, option: Any) -> None:
     """Checks an option that is a kind, or a dict with one.
 

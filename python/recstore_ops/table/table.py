@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from recstore_ops import _native, servers
 from recstore_ops.config.html_table import html_facts
-from recstore_ops.config.table_config import TableConfig
+from recstore_ops.config.table_config import TableConfig, check_name_and_dim
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
 from recstore_ops.table.checks import is_finite
@@ -69,7 +69,7 @@ class Table:
     ) -> None:
         # An error of this rank alone would leave the others waiting in `agree`.
         with disagreeing_on_error(shard):
-            _check_name_and_dim(name, dim)
+            check_name_and_dim(name, dim)
             servers.prepare()
             _check_place(name, shard)
         self.name = name
@@ -408,15 +408,6 @@ def _release(handle: Tensor, collector: Tensor) -> None:
     with _disable_current_modes():
         operators.hashtable_release(handle)
         operators.collector_release(collector)
-
-
-def _check_name_and_dim(name: Any, dim: Any) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a table must be a text, got {name!r}")
-    if any("\ud800" <= letter <= "\udfff" for letter in name):
-        raise ValueError(f"the name of a table must be valid Unicode, got {name!r}, which has half a surrogate pair")
-    if isinstance(dim, bool):
-        raise ValueError(f'table "{name}": dim must be an integer, got {dim}')
 
 
 def _check_place(name: str, shard: Shard | None) -> None:
