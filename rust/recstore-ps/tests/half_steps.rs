@@ -151,13 +151,8 @@ fn take_down(proxy: &Proxy) {
 #[test]
 fn a_save_of_shards_a_step_apart_names_both_steps_and_the_way_out() {
     let cluster = Cluster::start(2);
-    let proxies: Vec<Proxy> = cluster
-        .addresses()
-        .into_iter()
-        .map(|address| Proxy::start(address, || [Fault::None, Fault::None]))
-        .collect();
-    let addresses = proxies.iter().map(|proxy| proxy.address.clone()).collect();
-    let store = connect(addresses, Duration::from_millis(300));
+    let proxies = proxies_of(&cluster);
+    let store = through(&proxies, Duration::from_millis(300));
     let directory = tempfile::tempdir().unwrap();
     let table = store.open_table("t", &table_config()).unwrap();
     take_down(&proxies[1]);
@@ -202,6 +197,84 @@ fn programs_that_open_a_table_leave_one_that_trains_it_alone() {
         taken
     });
     assert_eq!(steps(&cluster.stores), [taken as u64; 2]);
+}
+
+/// Starts a proxy before each server.
+fn proxies_of(cluster: &Cluster) -> Vec<Proxy> {
+    let start = |address| Proxy::start(address, || [Fault::None, Fault::None]);
+    cluster.addresses().into_iter().map(start).collect()
+}
+
+fn through(proxies: &[Proxy], timeout: Duration) -> RemoteStore {
+    connect(proxies.iter().map(|proxy| proxy.address.clone()).collect(), timeout)
+}
+
+/// Another program opens the table and saves it, which is refused while `steps` are those of a step that may go on.
+fn open_and_save_elsewhere(cluster: &Cluster, expected: [u64; 2]) {
+    let directory = tempfile::tempdir().unwrap();
+    let other = cluster.connect();
+    other.open_table("t", &table_config()).unwrap();
+    assert_eq!(steps(&cluster.stores), expected, "an opening has no part in the step of another program");
+    let refused = other.save(directory.path(), &SaveOptions::default()).unwrap_err().to_string();
+    let told =
+        format!("the shards of table \"t\" are at the steps {expected:?}: a step reached only some shards");
+    assert!(refused.contains(&told) && refused.contains("is still connected"), "{refused}");
+}
+
+#[test]
+fn a_step_on_its_way_over_a_slow_line_is_counted_once() {
+    let cluster = Cluster::start(2);
+    let proxies = proxies_of(&cluster);
+    let store = through(&proxies, Duration::from_secs(20));
+    let table = store.open_table("t", &table_config()).unwrap();
+    thread::scope(|scope| {
+        proxies[1].is_slow.store(true, Ordering::Relaxed);
+        let step = scope.spawn(|| take_step(&store, &*table, 1));
+        while steps(&cluster.stores) != [1, 0] {
+            thread::sleep(Duration::from_millis(5));
+        }
+        open_and_save_elsewhere(&cluster, [1, 0]);
+        proxies[1].is_slow.store(false, Ordering::Relaxed);
+        step.join().unwrap().unwrap();
+    });
+    take_step(&store, &*table, 2).unwrap();
+    assert_eq!(steps(&cluster.stores), [2, 2]);
+    store.save(tempfile::tempdir().unwrap().path(), &SaveOptions::default()).unwrap();
+}
+
+#[test]
+fn a_step_that_is_repeated_after_an_error_is_counted_once_though_others_open_the_table_and_step_it() {
+    let cluster = Cluster::start(2);
+    let proxies = proxies_of(&cluster);
+    let (store, worker) = (through(&proxies, Duration::from_millis(300)), cluster.connect());
+    let table = store.open_table("t", &table_config()).unwrap();
+    take_down(&proxies[1]);
+    take_step(&store, &*table, 1).unwrap_err();
+    proxies[1].set_down(false);
+    // An asynchronous worker goes on, so that the last step of both shards is its own.
+    step(&worker, 2).unwrap();
+    open_and_save_elsewhere(&cluster, [2, 1]);
+    take_step(&store, &*table, 1).unwrap();
+    assert_eq!(steps(&cluster.stores), [2, 2]);
+    worker.save(tempfile::tempdir().unwrap().path(), &SaveOptions::default()).unwrap();
+}
+
+#[test]
+fn a_step_whose_program_has_gone_is_levelled_beside_workers_that_stay() {
+    let cluster = Cluster::start(2);
+    let proxies = proxies_of(&cluster);
+    let (store, worker) = (through(&proxies, Duration::from_millis(300)), cluster.connect());
+    let table = store.open_table("t", &table_config()).unwrap();
+    take_down(&proxies[1]);
+    take_step(&store, &*table, 1).unwrap_err();
+    step(&worker, 2).unwrap();
+    assert_eq!(steps(&cluster.stores), [2, 1]);
+    drop((table, store));
+    let next = cluster.connect();
+    step(&next, 3).unwrap();
+    step(&worker, 4).unwrap();
+    assert_eq!(steps(&cluster.stores), [4, 4]);
+    next.save(tempfile::tempdir().unwrap().path(), &SaveOptions::default()).unwrap();
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn another_version_is_refused_in_words() {
     stream.read_to_end(&mut answer).unwrap();
     assert_eq!(answer[8..10], [0, 0]);
     let text = String::from_utf8_lossy(&answer[40..]).into_owned();
-    assert_eq!(text, "the server speaks the versions 1 to 4 of the protocol, the client 9 to 9");
+    assert_eq!(text, "the server speaks the versions 1 to 5 of the protocol, the client 9 to 9");
 }
 
 #[test]

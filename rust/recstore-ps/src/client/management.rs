@@ -180,12 +180,15 @@ impl RemoteStore {
     }
 
     /// Opens the tables that this program has not: so an opening, a drop or a step of theirs that reached only some servers
-    /// ends, as it does for the next program that opens them.
-    fn open_others(&self, session: &Session) -> Result<()> {
+    /// ends, as it does for the next program that opens them. A save to `directory` waits for no step of another program.
+    ///
+    /// # Errors
+    /// As opening them, and as [`RemoteStore::check_no_half_step`].
+    fn open_others(&self, session: &Session, directory: &Path) -> Result<()> {
         for name in self.names(session)? {
-            if session.lock_tables().find(&name).is_none() {
-                self.find(session, &name)?;
-            }
+            let known = session.lock_tables().find(&name).cloned();
+            let table = known.map_or_else(|| self.find(session, &name), |table| Ok(Some(table)))?;
+            table.map_or(Ok(()), |table| self.check_no_half_step(session, &table, directory))?;
         }
         Ok(())
     }
@@ -323,7 +326,7 @@ impl RemoteStore {
         self.agree(session)?;
         // A save is not repeated: whether a server has lost its rows is to be known before.
         session.ask_for_facts(OPERATION, true)?;
-        self.open_others(session)?;
+        self.open_others(session, directory)?;
         let _changes = session.changes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(progress) = options.progress {
             progress.begin();

@@ -28,7 +28,7 @@ use crate::wire::codec::{
 use crate::wire::replica_role::ReplicaRole;
 use crate::wire::store_metadata::StoreMetadata;
 use crate::workers::{Contribution, WorkerSync, Workers};
-use clients::Clients;
+use clients::{Clients, Connected};
 use publications::Publications;
 pub(crate) use standing::{Progress, Stream, not_following};
 
@@ -167,6 +167,11 @@ impl Handler {
         Ok(())
     }
 
+    /// Counts a connection of a client until what is returned is dropped.
+    pub(crate) fn connect(&self, client: ClientId) -> Connected<'_> {
+        self.clients.connect(client)
+    }
+
     /// Returns what tells this server from one that has other rows.
     pub(crate) fn incarnation(&self) -> u64 {
         self.incarnation.load(Ordering::Relaxed)
@@ -265,7 +270,8 @@ impl Handler {
         self.check_leads(request)?;
         self.metrics.requests.observe(request, || {
             if request.is_change() && sequence > 0 {
-                self.clients.once(client, sequence, || self.go_together(client, sequence, request, staged))
+                let make = || self.go_together(client, sequence, request, staged);
+                self.clients.once(client, sequence, request.stepped(), make)
             } else {
                 self.go_together(client, 0, request, staged)
             }
@@ -442,9 +448,9 @@ impl Handler {
                 Managed::Count { count: opened("hashtable_size", table)?.num_rows()? }
             }
             Management::SetLearningRate { table, learning_rate, explicit } => {
-                let table = opened("set_learning_rate", table)?;
-                done(table.set_learning_rate(*learning_rate, *explicit))?
+                done(opened("set_learning_rate", table)?.set_learning_rate(*learning_rate, *explicit))?
             }
+            Management::Steps { table } => self.steps(client, TableId(*table))?,
             Management::CountSteps { table, from, to } => done(self.count_steps(*table, *from..*to))?,
             Management::Statistics { table } => {
                 Managed::Statistics { statistics: opened("statistics", table)?.statistics()? }
@@ -477,6 +483,11 @@ impl Handler {
             | Management::EndPublication { .. } => Managed::Done {},
             Management::Workers {} => states(workers),
         })
+    }
+
+    fn steps(&self, client: ClientId, table: TableId) -> Result<Managed> {
+        let step = self.store.table("open_table", table)?.statistics()?.step;
+        Ok(Managed::Steps { step, last: self.clients.last_steps(client, table) })
     }
 
     /// Counts steps that no row takes, one by one: what a step does besides is done as on the shards that took them.

@@ -42,10 +42,11 @@ pub(super) enum Verb {
     TakeChanges,
     EndPublication,
     CountSteps,
+    Steps,
 }
 
 /// All verbs, each at the place that its number says, and what they are called.
-pub(super) const VERBS: [(Verb, &str); 37] = [
+pub(super) const VERBS: [(Verb, &str); 38] = [
     (Verb::Read, "read"),
     (Verb::Write, "write"),
     (Verb::Update, "update"),
@@ -83,6 +84,7 @@ pub(super) const VERBS: [(Verb, &str); 37] = [
     (Verb::TakeChanges, "take_changes"),
     (Verb::EndPublication, "end_publication"),
     (Verb::CountSteps, "count_steps"),
+    (Verb::Steps, "steps"),
 ];
 
 impl Verb {
@@ -131,6 +133,7 @@ impl Verb {
             Management::TakeChanges(_) => Self::TakeChanges,
             Management::EndPublication { .. } => Self::EndPublication,
             Management::CountSteps { .. } => Self::CountSteps,
+            Management::Steps { .. } => Self::Steps,
         }
     }
 

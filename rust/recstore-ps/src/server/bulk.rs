@@ -224,6 +224,7 @@ impl Shared {
         let (Ok(hello), false) = (hello, is_refused) else { return Ok(()) };
         told?;
         seat.heard();
+        let _connected = self.handler.connect(hello.client);
         let mut terms = Terms::default();
         // A process of this machine that went away has closed its socket.
         let idle_timeout = if stream.hands_over() { FOREVER } else { self.config.idle_timeout };

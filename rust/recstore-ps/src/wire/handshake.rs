@@ -21,7 +21,7 @@ use crate::wire::token::MAX_TOKEN_BYTES;
 const MAGIC: [u8; 8] = *b"RECSTORE";
 
 /// The versions that this program speaks.
-pub(crate) const VERSIONS: (u16, u16) = (1, 4);
+pub(crate) const VERSIONS: (u16, u16) = (1, 5);
 
 /// The first version in which a server says what counts of the store.
 const WITH_FACTS: u16 = 2;
@@ -32,8 +32,9 @@ pub(crate) const WITH_STANDING: u16 = 3;
 /// The first version in which rows and gradients may go as bfloat16.
 pub(crate) const WITH_BFLOAT16: u16 = 3;
 
-/// The first version in which shards that stopped a step apart are brought together.
-pub(crate) const WITH_LEVEL: u16 = 4;
+/// The first version in which a server says whose steps it made last, so that shards that stopped a step apart are brought
+/// together.
+pub(crate) const WITH_LEVEL: u16 = 5;
 
 /// The longest token or refusal.
 const MAX_TEXT_BYTES: usize = MAX_TOKEN_BYTES;
@@ -239,11 +240,11 @@ mod tests {
 
     #[test]
     fn other_versions_and_tokens_are_refused_in_words() {
-        assert_eq!(hello((1, 9), "").accept(None), Ok(4));
+        assert_eq!(hello((1, 9), "").accept(None), Ok(5));
         assert_eq!(hello((1, 1), "").accept(None), Ok(1));
         assert_eq!(hello((1, 1), "a").accept(Some("a")), Ok(1));
-        let versions = hello((5, 9), "").accept(None).unwrap_err();
-        assert_eq!(versions, "the server speaks the versions 1 to 4 of the protocol, the client 5 to 9");
+        let versions = hello((6, 9), "").accept(None).unwrap_err();
+        assert_eq!(versions, "the server speaks the versions 1 to 5 of the protocol, the client 6 to 9");
         assert!(hello((0, 0), "").accept(None).is_err());
         for token in ["", "b", "ab"] {
             assert_eq!(hello((1, 1), token).accept(Some("a")).unwrap_err(), "the token is not the server's");

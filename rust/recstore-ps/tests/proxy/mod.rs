@@ -30,6 +30,8 @@ pub(crate) struct Proxy {
     faults: Arc<Mutex<dyn FnMut() -> [Fault; 2] + Send>>,
     pub(crate) connections: Arc<AtomicU64>,
     is_down: Arc<AtomicBool>,
+    /// Holds back what clients say, as a slow line does.
+    pub(crate) is_slow: Arc<AtomicBool>,
     /// Keeps what a server says after its welcome.
     pub(crate) is_deaf: Arc<AtomicBool>,
 }
@@ -42,10 +44,12 @@ impl Proxy {
             faults: Arc::new(Mutex::new(faults)),
             connections: Arc::default(),
             is_down: Arc::default(),
+            is_slow: Arc::default(),
             is_deaf: Arc::default(),
         };
         let (faults, connections) = (proxy.faults.clone(), proxy.connections.clone());
         let (is_down, is_deaf) = (proxy.is_down.clone(), proxy.is_deaf.clone());
+        let is_slow = proxy.is_slow.clone();
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 connections.fetch_add(1, Ordering::Relaxed);
@@ -54,8 +58,8 @@ impl Proxy {
                 }
                 let Ok(server) = TcpStream::connect(&server) else { continue };
                 let [there, back] = (faults.lock().unwrap())();
-                pump(&client, &server, there, [&is_down, &Arc::default()]);
-                pump(&server, &client, back, [&is_down, &is_deaf]);
+                pump(&client, &server, there, [&is_down, &Arc::default(), &is_slow]);
+                pump(&server, &client, back, [&is_down, &is_deaf, &Arc::default()]);
             }
         });
         proxy
@@ -67,9 +71,9 @@ impl Proxy {
     }
 }
 
-fn pump(from: &TcpStream, to: &TcpStream, fault: Fault, flags: [&Arc<AtomicBool>; 2]) {
+fn pump(from: &TcpStream, to: &TcpStream, fault: Fault, flags: [&Arc<AtomicBool>; 3]) {
     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-    let [is_down, is_deaf] = flags.map(Arc::clone);
+    let [is_down, is_deaf, is_slow] = flags.map(Arc::clone);
     from.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
     thread::spawn(move || {
         let (mut passed, mut buffer) = (0, [0; 1000]);
@@ -80,6 +84,9 @@ fn pump(from: &TcpStream, to: &TcpStream, fault: Fault, flags: [&Arc<AtomicBool>
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
                 Err(_) => break,
             };
+            while is_slow.load(Ordering::Relaxed) && !is_down.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(5));
+            }
             let hits = |place: usize| (passed..passed + count).contains(&place);
             if is_deaf.load(Ordering::Relaxed) && passed >= WELCOME_BYTES {
                 break;

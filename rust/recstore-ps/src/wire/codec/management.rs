@@ -80,6 +80,11 @@ pub enum Management {
         /// The table.
         table: i64,
     },
+    /// The step of a table, and the last steps of the other clients that are connected; [`Managed::Steps`]. Since version 5.
+    Steps {
+        /// The table.
+        table: i64,
+    },
     /// Counts steps that no row takes, up to number `to`, if the table is at step `from`: other shards have taken them;
     /// [`Managed::Done`]. Since version 4.
     CountSteps {
@@ -164,6 +169,16 @@ pub enum Management {
 }
 
 tagged!(Management, "verb");
+
+/// A client's last change on a server, which is a step of a table or may be one.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LastStep {
+    /// The client's number, as 32 hexadecimal digits.
+    pub client: String,
+    /// The number of the change; none while it is under way.
+    pub sequence: Option<u64>,
+}
 
 /// Asks what changed in the tables of a publication.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -285,6 +300,13 @@ pub enum Managed {
     Statistics {
         /// The figures.
         statistics: TableStatistics,
+    },
+    /// How far a table is, and who may be taking a step of it.
+    Steps {
+        /// The steps that were taken.
+        step: u64,
+        /// The other connected clients whose last change here is a step of the table, or is under way.
+        last: Vec<LastStep>,
     },
     /// What was saved.
     Saved {

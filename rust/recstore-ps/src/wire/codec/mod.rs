@@ -27,7 +27,7 @@ pub use frame::{Frame, HEADER_BYTES, Header, Kind, Received, decode, read_frame}
 pub use frame_error::FrameError;
 pub(crate) use in_segment::{read_from_segment, write_in_segment};
 pub(crate) use management::MAX_COUNTED_STEPS;
-pub use management::{CopiedFile, Follow, LoadShard, Managed, Management, SavePart, TakeChanges};
+pub use management::{CopiedFile, Follow, LastStep, LoadShard, Managed, Management, SavePart, TakeChanges};
 pub(crate) use pieces::{largest_request, whole_of_pieces, write_in_pieces};
 pub use reply::{Answer, Reply, Rows};
 pub(crate) use reply::{changed_bytes, take_part, with_reply_frame, write_reply, write_reply_checked};

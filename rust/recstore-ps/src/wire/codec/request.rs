@@ -140,6 +140,14 @@ impl<'a> Request<'a> {
         }
     }
 
+    /// Returns the tables that it takes a step of.
+    pub(crate) fn stepped(&self) -> Vec<TableId> {
+        match self {
+            Self::Update(updates) => updates.iter().map(|update| update.table).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Whether it puts other tables in the place of those there are.
     pub(crate) fn is_load(&self) -> bool {
         matches!(self, Self::Manage(Management::Load(_)))
