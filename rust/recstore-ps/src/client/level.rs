@@ -33,7 +33,7 @@ impl RemoteStore {
         let changes = session.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let steps = self.steps(session, table)?;
         let ahead = steps.iter().copied().max().unwrap_or_default();
-        if changes.failed.is_some() || steps.iter().all(|&step| step == ahead) {
+        if changes.has_failed(&table.numbers()) || steps.iter().all(|&step| step == ahead) {
             return Ok(());
         }
         if session.versions(OPERATION)?.into_iter().any(|version| version < WITH_LEVEL) {
