@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from recstore_ops import (
     KVClient,
     RecStoreClient,
     _native,
+    checkpoint,
     get_kv_client,
     table_names,
     table_statistics,
@@ -135,6 +137,17 @@ def test_writes_and_updates_are_carried_out_in_the_order_of_their_issue(client: 
     refused = client.push_async(name, longs(1), torch.full((1, DIM), torch.nan))
     with pytest.raises(RuntimeError, match="row of id 1 at position 0"):
         client.wait(refused)
+
+
+def test_what_is_no_tensor_is_refused_when_it_is_issued(client: RecStoreClient, name: str) -> None:
+    rows, numbers = torch.ones(1, DIM), cast(Any, [1])
+    for call in (client.update_async, client.push_async):
+        with pytest.raises(TypeError, match="ids must be a tensor, got list"):
+            call(name, numbers, rows)
+        with pytest.raises(TypeError, match=r"(grads|data) must be a tensor, got list"):
+            call(name, longs(1), cast(Any, [[1.0] * DIM]))
+    with pytest.raises(TypeError, match="ids must be a tensor, got list"):
+        checkpoint.shard_of(numbers, 2)
 
 
 def test_set_learning_rate_counts_from_the_next_step(client: RecStoreClient, name: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from warm_programs import output_of
 
 from recstore_ops import _native, table_names
+from recstore_ops.config.config_file import active_config
 from recstore_ops.doctor import examination as doctor
 
 pytestmark = pytest.mark.tier("quick")
@@ -317,12 +318,30 @@ def test_servers_are_tried_for_three_seconds(servers_down: tuple[Path, str], mon
     assert [len(servers), *others] == [2, "city_hash", None, 3.0, None]
 
 
-@pytest.mark.parametrize("text", [None, "{", '{"cache_ps": {"servers": [{"port": 1, "shard": 0}]}}', '{"other": 1}'])
+@pytest.mark.parametrize("text", [None, '{"cache_ps": {"servers": [{"port": 1, "shard": 0}]}}'])
 def test_no_servers_are_tried_that_no_file_chooses(text: str | None, config: Callable[[str], Path]) -> None:
     if text is not None:
         config(text)
     finding = doctor.check_servers()
     assert (finding.state, "tables live in the program's process" in finding.found) == ("ok", True)
+
+
+@pytest.mark.parametrize("text", ["{", '{"other": 1}'])
+def test_of_a_broken_file_it_is_not_said_that_it_chooses_no_servers(text: str, config: Callable[[str], Path]) -> None:
+    config(text)
+    finding = doctor.check_servers()
+    assert (finding.state, finding.found) == ("warning", "not tried: the configuration file is not valid")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_what_has_the_name_of_the_file_and_is_none_is_an_error(make: Callable[[Path], object], tmp_path: Path) -> None:
+    path = tmp_path / "recstore_config.json"
+    make(path)
+    finding = doctor.check_active_config()
+    assert (finding.state, finding.found.startswith(f"{path}: expected a configuration file")) == ("error", True)
+    assert doctor.check_servers().state == "warning"
+    with pytest.raises(ValueError, match="expected a configuration file, got a directory, a broken link"):
+        active_config(reload=True)
 
 
 FIRST_CALLS = {

@@ -393,6 +393,29 @@ def test_a_server_with_a_log_that_is_killed_loses_nothing(tmp_path: Path, table_
         assert torch.equal(trained(lambda: [processes.kill_and_start_again(shard) for shard in range(2)]), expected)
 
 
+def test_steps_that_missed_a_killed_server_are_taken_once_when_they_are_repeated(
+    tmp_path: Path, table_name: TableName
+) -> None:
+    options = ("--data", str(tmp_path / "tables"), "--durability", "wal")
+    with ServerProcesses(tmp_path, 2, *options) as processes:
+        servers.set_ps_servers(processes.addresses, timeout=2)
+        counting = {"optimizer": {"kind": "sgd", "lr": 1.0}, "initializer": "zeros"}
+        modules = [DistEmbedding(None, 2, table_name(), **counting) for _ in range(3)]
+        steps = [SparseOptimizer(modules=[module]).step for module in modules]
+        ids = torch.arange(12)
+        for module in modules:
+            (-module(ids)).sum().backward()
+        processes.processes[1].kill()
+        processes.processes[1].communicate(timeout=60)
+        for step in steps[:2]:
+            with pytest.raises(RuntimeError, match=r"shard 1 at .* is unavailable"):
+                step()
+        processes.kill_and_start_again(1)
+        for step in (steps[2], steps[0], steps[1]):
+            step()
+        assert [module(ids).unique().tolist() for module in modules] == [[1.0]] * 3
+
+
 def test_a_server_that_is_started_again_elsewhere_is_called_there(tmp_path: Path, table_name: TableName) -> None:
     name, options = table_name(), ("--data", str(tmp_path / "tables"), "--durability", "wal")
     with ServerProcesses(tmp_path, 1, *options) as processes:

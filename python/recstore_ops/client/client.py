@@ -149,7 +149,7 @@ class RecStoreClient:
 
         The tensors are copied: the caller may change them at once.
         """
-        return self._updates.issue(self.update, name, ids.clone(), grads.detach().clone())
+        return self._updates.issue(self.update, name, *_copies(ids, grads, "grads"))
 
     def push_async(self, name: str, ids: Tensor, data: Tensor) -> int:
         """Overwrites rows as `push` does, on the thread of `update_async` and after what was issued before.
@@ -157,7 +157,7 @@ class RecStoreClient:
         Returns:
             A handle for `wait`. The tensors are copied.
         """
-        return self._updates.issue(self.push, name, ids.clone(), data.detach().clone())
+        return self._updates.issue(self.push, name, *_copies(ids, data, "data"))
 
     def wait(self, handle: int) -> None:
         """Waits for an update of `update_async`, or a write of `push_async`, and raises what it raised.
@@ -366,6 +366,14 @@ def set_memory_limit(memory_limit: int | None) -> None:
     if memory_limit is not None and memory_limit < 1:
         raise ValueError(f"memory_limit must be at least 1 or None, got {memory_limit}")
     store.set_memory_limit(memory_limit)
+
+
+def _copies(ids: Tensor, values: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Copies of the ids and of the gradients or rows, `name`, of a call that is made later."""
+    ids = check_ids(ids)
+    if not isinstance(values, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(values).__name__}")
+    return ids.clone(), values.detach().clone()
 
 
 def memory_in_use() -> int:

@@ -156,13 +156,20 @@ def _load_active() -> ConfigFile | None:
 
 
 def find_config_file() -> Path | None:
-    """Returns where the configuration file of this process is, or `None`."""
+    """Returns where the configuration file of this process is, or `None`.
+
+    Raises:
+        ValueError: what has its name in the nearest folder is no file.
+    """
     named = os.environ.get(PATH_VARIABLE)
     if named:
         return Path(user_path(named, PATH_VARIABLE))
     here = Path.cwd()
     candidates = (folder / FILE_NAME for folder in (here, *here.parents))
-    return next((path for path in candidates if path.is_file()), None)
+    path = next((path for path in candidates if os.path.lexists(path)), None)
+    if path is not None and not path.is_file():
+        raise ValueError(f"{path}: expected a configuration file, got a directory, a broken link or a special file")
+    return path
 
 
 def load_config_file(path: str | os.PathLike[str]) -> ConfigFile:

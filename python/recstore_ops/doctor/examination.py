@@ -267,8 +267,12 @@ def check_fork() -> Finding:
 
 def check_servers() -> Finding:
     """Whether the servers answer on which the configuration file has programs open their tables."""
-    topic, path = "servers", find_config_file()
-    chosen = None if path is None else _chosen_by(path)
+    topic = "servers"
+    try:
+        path = find_config_file()
+        chosen = None if path is None else _chosen_by(path)
+    except (OSError, ValueError):
+        return Finding(topic, "not tried: the configuration file is not valid", "warning", "mend it first")
     if path is None or chosen is None:
         return Finding(topic, "no configuration file chooses servers: tables live in the program's process")
     try:
@@ -280,23 +284,31 @@ def check_servers() -> Finding:
 
 
 def _chosen_by(path: Path) -> ServerList | None:
-    """The servers of a valid configuration file; `check_active_config` says what is wrong with another one."""
-    try:
-        document = read_document(path)
-        return None if document_problems(document) else chosen_servers(config_from_document(path, document))
-    except (OSError, ValueError):
-        return None
+    """The servers that a configuration file chooses.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not valid; `check_active_config` says why.
+    """
+    document = read_document(path)
+    if problems := document_problems(document):
+        raise ValueError(f"{path}: {problems[0]}")
+    return chosen_servers(config_from_document(path, document))
 
 
 def check_active_config() -> Finding:
-    path = find_config_file()
+    topic = "configuration"
+    try:
+        path = find_config_file()
+    except ValueError as error:
+        return Finding(topic, str(error), "error", "move it away, or name another file")
     if path is None:
-        return Finding("configuration", f"no {PATH_VARIABLE}, and no recstore_config.json here or above")
+        return Finding(topic, f"no {PATH_VARIABLE}, and no recstore_config.json here or above")
     errors = [finding for finding in examine_config(path) if finding.state == "error"]
     if errors:
         found = f"{path}: {errors[0].topic}: {errors[0].found}"
-        return Finding("configuration", found, "error", f"recstore doctor --config {path} names all problems")
-    return Finding("configuration", str(path), advice=f"recstore doctor --config {path} shows what it says")
+        return Finding(topic, found, "error", f"recstore doctor --config {path} names all problems")
+    return Finding(topic, str(path), advice=f"recstore doctor --config {path} shows what it says")
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (

@@ -46,6 +46,8 @@ def shard_of(ids: Tensor, num_shards: int) -> Tensor:
         >>> shard_of(torch.tensor([0, 1, 2, -1]), 3)
         tensor([1, 2, 1, 2])
     """
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"ids must be a tensor, got {type(ids).__name__}")
     if ids.dtype != torch.int64:
         raise TypeError(f"ids must be of torch.int64, got {ids.dtype}")
     check_shard(0, num_shards)

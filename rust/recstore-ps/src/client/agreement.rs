@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use recstore::Result;
 
 use super::RemoteStore;
-use super::session::{Call, LOST, Session};
+use super::call::Call;
+use super::session::{LOST, Session};
 use crate::wire::codec::{Managed, Management};
 use crate::wire::store_metadata::StoreMetadata;
 

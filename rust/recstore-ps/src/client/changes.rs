@@ -2,16 +2,16 @@
 //!
 //! A change carries a number to each server that it touches, and goes out again with the same number until it is
 //! answered. If a server stays silent the call fails, and what is known of it is kept: the caller repeats the call with
-//! equal content, and it goes to the servers that have not made it, those in doubt under the old number. Another change
-//! in between gives the one that failed up.
+//! equal content, and it goes to the servers that have not made it, those in doubt under the old number.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use recstore::Error;
 
-use super::session::{Call, Changes, FailedChange, Outcome, Session, State, check_size};
+use super::call::Call;
+use super::failed::{Changes, State};
+use super::session::{Outcome, Session, check_size};
 use crate::wire::codec::{Reply, largest_request};
 
 /// Makes a change on all servers that it touches and returns their answers, in the order of the calls.
@@ -27,34 +27,68 @@ pub(super) fn change(
     // Held until all servers have answered: the changes of a client are made one after another, as their
     // numbers say.
     let mut changes = session.changes.lock().unwrap_or_else(PoisonError::into_inner);
-    let Changes { last, failed } = &mut *changes;
-    let mut states = vec![State::New; calls.len()];
-    if let Some(failed) = failed.as_ref().filter(|failed| failed.content == content_of(&calls)) {
-        states.clone_from(&failed.states);
-    }
     // Before the change takes a number: one that is too large for a server goes to none.
     check_sizes(session, operation, &calls)?;
-    *last += 1;
-    for (call, state) in calls.iter_mut().zip(&mut states) {
+    let began = Instant::now();
+    let states = changes.take(operation, &calls)?;
+    let mut states = states.unwrap_or_else(|| vec![State::New; calls.len()]);
+    let lacking = calls.iter().zip(&states).filter(|(_, state)| !matches!(state, State::Made(_)));
+    let shards: Vec<usize> = lacking.map(|(call, _)| call.shard).collect();
+    let result = settle(session, operation, &mut changes, &shards, patience).and_then(|()| {
+        changes.go_on();
+        changes.last += 1;
+        number(&mut calls, &mut states, changes.last);
+        make(session, operation, &calls, &mut states, patience.saturating_sub(began.elapsed()))
+    });
+    if let Err(error) = result {
+        changes.keep(&calls, states);
+        return Err(error);
+    }
+    let answer = |state| if let State::Made(answer) = state { Some(answer) } else { None };
+    Ok(states.into_iter().filter_map(answer).collect())
+}
+
+/// Finds out what came of steps that were sent to these servers, before another change goes there: a server makes the
+/// changes of a client in the order of their numbers, so none behind it could be made any more.
+fn settle(
+    session: &Session,
+    operation: &'static str,
+    changes: &mut Changes,
+    shards: &[usize],
+    patience: Duration,
+) -> Result<(), Error> {
+    let (asked, states): (Vec<_>, Vec<_>) = changes.doubts(shards).into_iter().unzip();
+    if asked.is_empty() {
+        return Ok(());
+    }
+    let mut first = None;
+    for (outcome, state) in session.call_all(operation, &asked, patience).into_iter().zip(states) {
+        match outcome {
+            // Only now was anything made under the number: nothing.
+            Outcome::Answered(reply, _) if reply.count().is_ok_and(|deleted| deleted == 0) => {
+                *state = State::New
+            }
+            Outcome::Answered(reply, _) => *state = State::Made(Arc::new(reply)),
+            // The step was refused, or the table is not there any more: it was not made.
+            Outcome::Refused(_) => *state = State::New,
+            Outcome::Unknown(error) => _ = first.get_or_insert(error),
+        }
+    }
+    first.map_or(Ok(()), Err)
+}
+
+/// Gives the calls to the servers that have not made a change their numbers.
+fn number(calls: &mut [Call<'_>], states: &mut [State], next: u64) {
+    for (call, state) in calls.iter_mut().zip(states) {
         call.sequence = match state {
             // Its answer is kept from the attempt before.
             State::Made(_) => continue,
             // The server may have made it: by the same number it knows that, and repeats its answer.
             State::Sent(number) => *number,
-            State::New => *last,
+            State::New => next,
         };
         *state = State::Sent(call.sequence);
     }
-    let result = make(session, operation, &calls, &mut states, patience);
-    // If no server can have it, a repetition is a change like any other, and nothing is kept.
-    let is_partly_made = states.iter().any(|state| !matches!(state, State::New));
-    *failed = result
-        .is_err()
-        .then(|| content_of(&calls))
-        .filter(|_| is_partly_made)
-        .map(|content| FailedChange { content, states: states.clone() });
-    let answer = |state| if let State::Made(answer) = state { Some(answer) } else { None };
-    result.map(|()| states.into_iter().filter_map(answer).collect())
 }
 
 /// Nothing is sent to any server unless each will take what is sent to it.
@@ -95,18 +129,4 @@ fn make(
         }
     }
     first.map_or(Ok(()), Err)
-}
-
-/// Returns what tells changes apart: a hash of all that is sent, whatever its numbers.
-fn content_of(calls: &[Call<'_>]) -> u128 {
-    // 64 bits a hasher: one more byte at its start makes the second half differ from the first.
-    let mut halves = [DefaultHasher::new(), DefaultHasher::new()];
-    halves[1].write_u8(1);
-    for call in calls {
-        // With zeros for its numbers, which a repetition may not share.
-        let bytes = call.request.with_frame(0, 0, |frame| frame.to_bytes().unwrap_or_default());
-        let bytes = bytes.unwrap_or_default();
-        halves.iter_mut().for_each(|half| (call.shard, &bytes).hash(half));
-    }
-    u128::from(halves[0].finish()) << 64 | u128::from(halves[1].finish())
 }

@@ -3,8 +3,9 @@
 use recstore::{Result, SaveReport};
 
 use super::RemoteStore;
+use super::call::Call;
 use super::management::unexpected;
-use super::session::{Call, Session};
+use super::session::Session;
 use crate::wire::codec::{Managed, Management};
 
 impl RemoteStore {

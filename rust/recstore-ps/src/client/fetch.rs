@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use recstore::Result;
 
-use super::session::{Call, Session};
+use super::call::Call;
+use super::session::Session;
 use super::tables::RemoteTable;
 use crate::router::{Router, Split};
 use crate::wire::codec::{FrameError, Request, TableIds};

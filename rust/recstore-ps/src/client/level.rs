@@ -65,7 +65,7 @@ impl RemoteStore {
         let changes = session.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut progress = self.progress(session, table)?;
         for _ in 0..MAX_LOOKS {
-            if changes.failed.is_some() || !progress.is_apart() {
+            if changes.has_failed(&table.numbers()) || !progress.is_apart() {
                 return Ok(());
             }
             thread::sleep(STILL);

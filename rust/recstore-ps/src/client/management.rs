@@ -8,9 +8,10 @@ use recstore::{
     TableId, TableStatistics, new_snapshot_name,
 };
 
+use super::call::Call;
 use super::changes::change;
 use super::errors::{misfit, translated};
-use super::session::{Call, Session};
+use super::session::Session;
 use super::tables::{RemoteTable, ServerTable};
 use super::{RemoteStore, table_management};
 use crate::wire::codec::{LoadShard, Managed, Management, SavePart};
@@ -379,8 +380,10 @@ impl RemoteStore {
             let message = "servers load the rows that are routed to them, with their own rules, and share the counts, by themselves";
             return Err(Error::Unsupported { operation: OPERATION, message: message.to_owned() });
         }
-        // A repetition of it would change the loaded rows, for which it was not computed.
-        session.changes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).give_up();
+        // A repetition of a step would change the loaded rows, for which it was not computed.
+        let numbers = options.tables.map(|names| session.lock_tables().numbers_of(names));
+        let changes = session.changes.lock();
+        changes.unwrap_or_else(std::sync::PoisonError::into_inner).give_up(numbers.as_deref());
         // A server that lost its rows gets them now.
         session.set_agreed(None);
         let (of, hash_method) = (self.router.shards(), self.router.method());

@@ -2,12 +2,14 @@
 
 mod addresses;
 mod agreement;
+mod call;
 mod changes;
 mod checkpoints;
 mod config;
 pub(crate) mod connection;
 mod distinct;
 mod errors;
+mod failed;
 mod fetch;
 mod level;
 mod management;
@@ -29,10 +31,11 @@ use recstore::{Executor, Result, fork};
 use crate::router::Router;
 use crate::wire::codec::{Management, Request};
 use crate::wire::token::check_token;
+use call::Call;
 pub use config::{RemoteConfig, WireDtype};
 use publications::Publications;
+use session::Session;
 pub(crate) use session::new_client;
-use session::{Call, Session};
 use tables::{RemoteTable, Tables};
 
 /// A store whose tables lie on servers, each row on one of them.

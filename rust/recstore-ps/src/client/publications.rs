@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use recstore::{ChangedRows, Error, Result, TableId};
 
 use super::RemoteStore;
+use super::call::Call;
 use super::errors::misfit;
 use super::management::unexpected;
-use super::session::{Call, Session};
+use super::session::Session;
 use super::tables::RemoteTable;
 use crate::wire::codec::{Managed, Management, Request, TakeChanges};
 

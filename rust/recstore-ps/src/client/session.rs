@@ -5,18 +5,20 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use recstore::{Error, Shard};
 
 use super::addresses::Addresses;
+use super::call::Call;
 use super::config::RemoteConfig;
 use super::connection::{Connection, Failure};
+use super::failed::Changes;
 use super::tables::Tables;
 use crate::router::HashMethod;
-use crate::wire::codec::{ClientId, FrameError, Management, Reply, Request, largest_request};
+use crate::wire::codec::{ClientId, FrameError, Management, Reply, largest_request};
 use crate::wire::store_metadata::StoreMetadata;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -41,38 +43,6 @@ pub(super) struct Session {
     agreed: Mutex<Option<StoreMetadata>>,
 }
 
-/// The numbers given out, and the change that failed last.
-#[derive(Debug, Default)]
-pub(super) struct Changes {
-    pub(super) last: u64,
-    pub(super) failed: Option<FailedChange>,
-}
-
-/// A change that some servers may lack.
-#[derive(Debug)]
-pub(super) struct FailedChange {
-    pub(super) content: u128,
-    pub(super) states: Vec<State>,
-}
-
-/// What is known of a change on one server.
-#[derive(Debug, Clone)]
-pub(super) enum State {
-    /// It was made, and this was the answer.
-    Made(Arc<Reply>),
-    /// It was sent, perhaps, under this number.
-    Sent(u64),
-    /// It has no number that could be used.
-    New,
-}
-
-impl Changes {
-    /// Forgets a change that failed: it can no more be repeated.
-    pub(super) fn give_up(&mut self) {
-        self.failed = None;
-    }
-}
-
 /// The way to one server.
 #[derive(Debug)]
 struct Link {
@@ -86,38 +56,6 @@ struct Link {
     limit: AtomicU64,
     /// The version of the protocol that both speak; 0 before the first connection.
     version: AtomicU64,
-}
-
-/// A request to one server.
-#[derive(Debug)]
-pub(super) struct Call<'a> {
-    pub(super) shard: usize,
-    /// The runs of the server that the tables in the request are of.
-    pub(super) incarnations: Vec<u64>,
-    /// The number of a change, or 0.
-    pub(super) sequence: u64,
-    pub(super) request: Request<'a>,
-}
-
-impl<'a> Call<'a> {
-    /// Asks about no table that was opened before.
-    pub(super) fn manage(shard: usize, management: Management) -> Call<'a> {
-        Call { shard, incarnations: Vec::new(), sequence: 0, request: Request::Manage(management) }
-    }
-
-    /// Returns the same call, to be made once more.
-    pub(super) fn again(&self) -> Self {
-        let (request, incarnations) = (self.request.clone(), self.incarnations.clone());
-        Self { request, incarnations, ..*self }
-    }
-
-    /// Whether the server may get it twice.
-    fn is_repeatable(&self) -> bool {
-        let once = |management: &Management| {
-            matches!(management, Management::SavePart(_) | Management::Commit(_) | Management::Load(_))
-        };
-        !matches!(&self.request, Request::Manage(management) if once(management))
-    }
 }
 
 /// What came of a call.

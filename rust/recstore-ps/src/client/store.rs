@@ -11,11 +11,12 @@ use recstore::{
     TableUpdate, TableValidator,
 };
 
+use super::call::Call;
 use super::changes::change;
 use super::distinct::Distinct;
 use super::errors::{misfit, translated};
 use super::fetch::{RowRequest, fetch};
-use super::session::{Call, Session};
+use super::session::Session;
 use super::table::{NO_PLACE, OpenTable};
 use super::tables::RemoteTable;
 use super::{RemoteStore, WireDtype};

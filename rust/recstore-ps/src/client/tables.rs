@@ -1,6 +1,6 @@
 //! The tables that a client has opened, and what the servers call them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use recstore::{Error, Result, TableConfig, TableId, TableValidator};
@@ -62,6 +62,11 @@ impl RemoteTable {
         &self.config
     }
 
+    /// Returns what each server calls it.
+    pub(super) fn numbers(&self) -> Vec<TableId> {
+        self.places.iter().map(|place| place.number).collect()
+    }
+
     /// Returns what the server `shard` calls it.
     pub(super) fn on(&self, shard: usize) -> ServerTable {
         self.places[shard]
@@ -75,6 +80,11 @@ impl Tables {
 
     pub(super) fn find(&self, name: &str) -> Option<&Arc<RemoteTable>> {
         self.by_name.get(name)
+    }
+
+    /// Returns what the servers call those of some tables that are open here.
+    pub(super) fn numbers_of(&self, names: &BTreeSet<String>) -> Vec<Vec<TableId>> {
+        names.iter().filter_map(|name| self.find(name)).map(|table| table.numbers()).collect()
     }
 
     /// Notes where the servers have the table `name`, whose own rule keeps `slots`. It keeps its number unless it is another table than before: where

@@ -7,8 +7,9 @@ use std::time::Duration;
 use recstore::{Error, Result, fork};
 
 use super::RemoteStore;
+use super::call::Call;
 use super::changes::change;
-use super::session::{Call, Outcome, Session};
+use super::session::{Outcome, Session};
 use crate::wire::codec::{Managed, Management, WorkerState};
 
 /// What errors of calls about workers name.
