@@ -14,6 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from recstore_ops import _native
 from recstore_ops.client.client import RecStoreClient, get_kv_client
 from recstore_ops.config.table_config import check_learning_rate
+from recstore_ops.nn.allowed import note_stepper
 from recstore_ops.nn.collected_gradients import CollectedGradients
 from recstore_ops.nn.parameter_groups import check_rate_of_rule, rate_of, rates_of
 from recstore_ops.nn.table_collection import TableCollection
@@ -85,6 +86,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         self.param_groups.extend(others)
         groups = self._groups_by_table()
         self._seen.update(tables)
+        note_stepper(self, tables)
         self._bring_together([(table, _group_of(table, groups)) for table in tables])
         _optimizers.add(self)
 
@@ -110,6 +112,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         # torch's `__setstate__` adds the dictionaries of hooks that `__init__` would have made.
         copied.__setstate__({"defaults": dict(self.defaults), "state": defaultdict(dict), "param_groups": groups})
         _optimizers.add(copied)
+        note_stepper(copied, copied._seen)
         return copied
 
     def _copied_group(self, group: dict[str, Any], names: dict[str, str], memo: dict[int, Any]) -> dict[str, Any]:
@@ -351,6 +354,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Remembers the tables of a step, for `zero_grad`; usually the step before had the same."""
         if [reference() for reference in self._stepped] != tables:
             self._seen.update(tables)
+            note_stepper(self, tables)
             self._stepped = [weakref.ref(table) for table in tables]
             self._followed = None
 

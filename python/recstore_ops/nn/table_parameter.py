@@ -15,7 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recstore_ops.nn.table_rows import FILLS, RowsOfTable
+from recstore_ops.nn.allowed import (
+    OF_SCALAR,
+    SIZES,
+    check_is_stepped,
+    dense_step,
+    flat,
+    function_name,
+    is_of_compiler,
+    size_of_table,
+    without_override,
+)
+from recstore_ops.nn.table_rows import RULES, RowsOfTable, plain_name
 from recstore_ops.table.refusals import refused_for_rows
 from recstore_ops.table.table import Table, open_tables
 
@@ -30,8 +41,6 @@ _CLAMPED = {
 _REACHING = _NORMS | _LOOKED_FOR | _SCALED | _CLAMPED
 # `GradScaler.unscale_` of a dense optimizer: that of the `SparseOptimizer` unscales what was collected.
 _ABOUT_THE_SCALAR = {"requires_grad_", "detach_", "_amp_foreach_non_finite_check_and_unscale_"}
-
-_without_override = torch._C._disabled_torch_function_impl
 
 
 class StandInGradient(Tensor):
@@ -81,35 +90,33 @@ class StandInGradient(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = func.__name__, kwargs or {}
+        name, kwargs = function_name(func), kwargs or {}
+        grad = _stand_ins([*args, *kwargs.values()])[0]
         # `p.grad.data.mul_()` and `p.grad.detach().zero_()` are to reach the table too, and not a plain zero.
-        if name == "detach" or func == Tensor.data.__get__:  # type: ignore[attr-defined]
+        if name in ("detach", "data"):
             return args[0]
-        for grad in _stand_ins(args[:1]):
+        if name in OF_SCALAR or name in _ABOUT_THE_SCALAR or is_of_compiler(name):
+            return without_override(func, types, args, kwargs)
+        if own := _stand_ins(args[:1]):
+            if name in SIZES:
+                return size_of_table(name, grad._table, args[1:])
             if name in ("zero_", "_foreach_zero_"):
-                grad._table.clear_collected()
-            elif name in _REACHING:
+                for each in own:
+                    each._table.clear_collected()
+                return without_override(func, types, args, kwargs)
+            if name in _REACHING:
                 return _reached(func, *args, **kwargs)
-            elif _changes(name):
-                raise grad._refusal(
-                    name, "it stands for what the table collected, which mul_, div_, clamp_ and zero_ change"
-                )
-        return _without_override(func, types, args, kwargs)
+        if dense_step():
+            return without_override(func, types, args, kwargs)
+        raise grad._refusal(name, "it stands for what the table collected, which mul_, div_, clamp_ and zero_ change")
 
 
 def _stand_ins(values: Iterable[Any]) -> list[StandInGradient]:
-    flat = (each for value in values for each in (value if isinstance(value, list | tuple) else [value]))
-    return [each for each in flat if isinstance(each, StandInGradient)]
+    return [each for each in flat(values) if isinstance(each, StandInGradient)]
 
 
 def _shares(table: Table, other: Table) -> bool:
     return other is not table and other.name == table.name and other.has_collected()
-
-
-def _changes(function: str) -> bool:
-    if function in _ABOUT_THE_SCALAR:
-        return False
-    return function == "__setitem__" or (function.endswith("_") and not function.endswith("__"))
 
 
 def _reached(func: Any, grads: Any, *others: Any, **options: Any) -> Any:
@@ -139,11 +146,32 @@ def _near(value: Any) -> Any:
 _own = torch._C.TensorBase
 
 
+def _scalar_of(parameter: Tensor) -> Tensor:
+    """The scalar behind a stand-in, without its meaning."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return _own.detach(parameter).as_subclass(Tensor)
+
+
 class TableParameter(nn.Parameter):
     """A scalar in the place of a table; `TableParameter.of` makes one."""
 
     _table: Table
     _owner: str
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = function_name(func), kwargs or {}
+        if name in OF_SCALAR or is_of_compiler(name):
+            return without_override(func, types, args, kwargs)
+        own = next(each for each in flat([*args, *kwargs.values()]) if isinstance(each, TableParameter))
+        if name in SIZES and args[0] is own:
+            return size_of_table(name, own._table, args[1:])
+        if dense_step():
+            return without_override(func, types, args, kwargs)
+        # Under no_grad an expression of parameters is about rows, as averages of models write it.
+        if plain_name(name) in RULES and not torch.is_grad_enabled():
+            return func(*_detached(args), **_detached(kwargs))
+        raise own._refusal(name)
 
     @staticmethod
     def of(
@@ -166,7 +194,8 @@ class TableParameter(nn.Parameter):
     def requires_grad(self, requires_grad: bool) -> None:
         self._table.requires_grad = requires_grad
         # The tensor's own flag as well: autograd reads that one and not this property.
-        _own.requires_grad.__set__(self, requires_grad)  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunctionSubclass():
+            _own.requires_grad.__set__(self, requires_grad)  # type: ignore[attr-defined]
 
     def requires_grad_(self, requires_grad: bool = True) -> TableParameter:  # type: ignore[override]
         """Freezes the table for this module, or thaws it."""
@@ -178,7 +207,9 @@ class TableParameter(nn.Parameter):
         """A `StandInGradient` if the table has collected gradients, else `None`; setting it to `None` drops them."""
         if not self._table.has_collected():
             return None
-        return StandInGradient.of(self._table, _own.detach(self), f"the parameter of {self._owner}")
+        if (step := dense_step()) is not None:
+            check_is_stepped(self._table, self._owner, step)
+        return StandInGradient.of(self._table, _scalar_of(self), f"the parameter of {self._owner}")
 
     @grad.setter
     def grad(self, grad: Tensor | None) -> None:  # type: ignore[override]
@@ -196,29 +227,13 @@ class TableParameter(nn.Parameter):
 
     @data.setter
     def data(self, data: Tensor) -> None:
-        self._set_scalar(data, "data")
+        if not isinstance(data, RowsOfTable):
+            raise self._refusal("data")
+        self.detach().copy_(data)
 
     def detach(self) -> RowsOfTable:  # type: ignore[override]
         """A stand-in for the rows, for averages of parameters."""
-        return RowsOfTable.of(self._table, _own.detach(self), f"the parameter of {self._owner}")
-
-    def copy_(self, other: Tensor, non_blocking: bool = False) -> TableParameter:
-        """Takes an average of rows, or a scalar, as optimizers of `model.parameters()` hand it back; refuses rows."""
-        if isinstance(other, TableParameter | RowsOfTable):
-            self.detach().copy_(other.detach())
-        else:
-            self._set_scalar(other, "copy_")
-        return self
-
-    def lerp_(self, end: Tensor, weight: float | Tensor) -> TableParameter:  # type: ignore[override]
-        """Moves the rows towards those of another table's stand-in."""
-        self.detach().lerp_(end.detach(), weight)
-        return self
-
-    def _set_scalar(self, value: Any, attribute: str) -> None:
-        if not isinstance(value, Tensor) or value.dim() > 0:
-            raise self._refusal(attribute)
-        _own.detach(self).copy_(value)
+        return RowsOfTable.of(self._table, _scalar_of(self), f"the parameter of {self._owner}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A note that a program leaves here for its optimizer would reach no row, so it is refused.
@@ -231,11 +246,12 @@ class TableParameter(nn.Parameter):
 
     def moved(self, function: Callable[[Tensor], Tensor]) -> TableParameter:
         """Takes the type and the device of a conversion; returns a new parameter if torch cannot change this one."""
-        tensor = function(_own.detach(self))
+        tensor = function(_scalar_of(self))
         # `nn.Module._apply` asks the same: `data` may be set only between tensors of compatible types.
         if not torch._has_compatible_shallow_copy_type(self, tensor):  # type: ignore[attr-defined]
             return TableParameter.of(self._table, tensor.dtype, self._owner, self.requires_grad, tensor.device)
-        _own.data.__set__(self, tensor)  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunctionSubclass():
+            _own.data.__set__(self, tensor)  # type: ignore[attr-defined]
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableParameter:
@@ -259,12 +275,10 @@ def without_stand_ins(parameters: Iterator[tuple[str, nn.Parameter]]) -> Iterato
     return ((name, parameter) for name, parameter in parameters if not isinstance(parameter, TableParameter))
 
 
-def _refusing(method: str) -> Callable[..., Any]:
-    def refuse(self: TableParameter, *args: Any, **kwargs: Any) -> None:
-        raise self._refusal(method)
-
-    return refuse
-
-
-for _method in FILLS:
-    setattr(TableParameter, _method, _refusing(_method))
+def _detached(values: Any) -> Any:
+    """Arguments with what stands for rows in the place of parameters."""
+    if isinstance(values, dict):
+        return {name: _detached(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)(_detached(value) for value in values)
+    return values.detach() if isinstance(values, TableParameter) else values

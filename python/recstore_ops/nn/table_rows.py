@@ -14,11 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recstore_ops.nn.allowed import (
+    OF_SCALAR,
+    SIZES,
+    dense_step,
+    flat,
+    function_name,
+    is_of_compiler,
+    size_of_table,
+    without_override,
+)
 from recstore_ops.ops import operators
 from recstore_ops.table.refusals import refuse_shared_rows, refused_for_average, refused_for_rows
 from recstore_ops.table.table import Table
-
-_without_override = torch._C._disabled_torch_function_impl
 
 _ROWS_PER_CHUNK = 1 << 16
 
@@ -49,28 +57,24 @@ class RowsOfTable(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = func.__name__, kwargs or {}
+        name, kwargs = function_name(func), kwargs or {}
+        if name in OF_SCALAR or is_of_compiler(name):
+            return without_override(func, types, args, kwargs)
+        own = next(each for each in flat([*args, *kwargs.values()]) if isinstance(each, RowsOfTable))
+        if name in SIZES and args[0] is own:
+            return size_of_table(name, own.table, args[1:])
         if name.startswith("_foreach_"):
             return _each(func, types, args, kwargs)
-        if name in _KEEPING and isinstance(args[0], RowsOfTable):
-            return _summed(_without_override(func, types, args, kwargs), args[0]._terms, args[0]._owner)
-        rule = _RULES.get(_plain_name(name))
+        if name in ("detach", "data") and args[0] is own:
+            return own
+        if name == "to" and args[0] is own:
+            return _summed(without_override(func, types, args, kwargs), own._terms, own._owner)
+        rule = RULES.get(plain_name(name))
         if rule is not None:
             return _applied(rule, name, args, kwargs)
-        if name in FILLS:
-            raise refused_for_rows(args[0]._owner, args[0].table.name, name)
-        if sum(isinstance(each, RowsOfTable) for each in args) > 1:
-            raise _refusal(args, name)
-        return _without_override(func, types, args, kwargs)
-
-
-_KEEPING = ("detach", "to")
-
-FILLS = (
-    *("bernoulli_", "cauchy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_"),
-    *("set_", "uniform_", "zero_"),
-)
-"""The methods that give a parameter its values; optimizers of `torch.optim` use others."""
+        if dense_step():
+            return without_override(func, types, args, kwargs)
+        raise _refusal([own], name)
 
 
 def _summed(scalar: Tensor, terms: _Terms, owner: str) -> RowsOfTable:
@@ -79,7 +83,7 @@ def _summed(scalar: Tensor, terms: _Terms, owner: str) -> RowsOfTable:
     return rows
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """The name of an operation without what says how it was written: `__radd__`, `add_` and `add` are one."""
     bare = name.removeprefix("_foreach").strip("_")
     return {"truediv": "div", "rmul": "mul", "radd": "add", "iadd": "add", "isub": "sub", "imul": "mul"}.get(bare, bare)
@@ -96,7 +100,7 @@ def _applied(rule: Callable[..., _Terms], name: str, args: Any, kwargs: Any) -> 
     try:
         terms = rule(*args, **kwargs)
     except (TypeError, ValueError):
-        if _plain_name(name) == "copy":
+        if plain_name(name) == "copy":
             raise refused_for_rows(target._owner, target.table.name, name) from None
         raise _refusal(args, name) from None
     first = next(each for each in args if isinstance(each, RowsOfTable))
@@ -115,7 +119,7 @@ def _each(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """An operation on lists: on the rows one by one, on all other tensors together."""
     size = len(args[0])
     places = [place for place in range(size) if any(isinstance(each, RowsOfTable) for each in _at(args, place))]
-    rule = _RULES.get(_plain_name(func.__name__))
+    rule = RULES.get(plain_name(func.__name__))
     if rule is None:
         raise _refusal(_at(args, places[0]), func.__name__)
     found: dict[int, Any] = {
@@ -170,7 +174,7 @@ def _merged(terms: _Terms, others: _Terms) -> _Terms:
     return found
 
 
-_RULES: dict[str, Callable[..., _Terms]] = {
+RULES: dict[str, Callable[..., _Terms]] = {
     "add": _added,
     "sub": lambda value, other, alpha=1: _added(value, other, -alpha),
     "mul": _multiplied,
