@@ -61,6 +61,18 @@ def function_name(func: Any) -> str:
     return name
 
 
+_WRITTEN_AS = {
+    **{"truediv": "div", "itruediv": "div", "rdiv": "rdiv", "rtruediv": "rdiv", "iadd": "add", "isub": "sub"},
+    **{"imul": "mul", "rmul": "mul", "radd": "add", "rsub": "rsub", "rpow": "rpow", "invert": "bitwise_not"},
+}
+
+
+def plain_name(name: str) -> str:
+    """The name of an operation without what says how it was written: `__radd__`, `add_` and `add` are one."""
+    bare = name.removeprefix("_foreach").strip("_")
+    return _WRITTEN_AS.get(bare, bare)
+
+
 def is_of_compiler(name: str) -> bool:
     """Whether a compiler asks how the scalar lies, to make one of its own of it."""
     return name in _OF_THE_COMPILER and TracingContext.try_get() is not None

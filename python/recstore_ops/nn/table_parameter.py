@@ -23,22 +23,22 @@ from recstore_ops.nn.allowed import (
     flat,
     function_name,
     is_of_compiler,
+    plain_name,
     size_of_table,
     without_override,
 )
-from recstore_ops.nn.table_rows import RULES, RowsOfTable, plain_name
+from recstore_ops.nn.gradient_values import GradientValues, is_reading
+from recstore_ops.nn.table_rows import RULES, RowsOfTable
 from recstore_ops.table.refusals import refused_for_rows
 from recstore_ops.table.table import Table, open_tables
 
-_NORMS = {"linalg_vector_norm", "linalg_norm", "norm", "_foreach_norm"}
-_LOOKED_FOR = {"isnan", "isinf", "isfinite"}
 # Each module's share may be scaled by itself, and the sum is scaled.
 _SCALED = {"mul_", "multiply_", "div_", "divide_", "true_divide_", "_foreach_mul_", "_foreach_div_"}
 _CLAMPED = {
     *("clamp_", "clip_", "clamp_min_", "clamp_max_", "nan_to_num_"),
     *("_foreach_clamp_min_", "_foreach_clamp_max_"),
 }
-_REACHING = _NORMS | _LOOKED_FOR | _SCALED | _CLAMPED
+_REACHING = {"_foreach_norm"} | _SCALED | _CLAMPED
 # `GradScaler.unscale_` of a dense optimizer: that of the `SparseOptimizer` unscales what was collected.
 _ABOUT_THE_SCALAR = {"requires_grad_", "detach_", "_amp_foreach_non_finite_check_and_unscale_"}
 
@@ -85,6 +85,23 @@ class StandInGradient(Tensor):
             return torch.zeros(1, dtype=torch.float32, device="cpu")
         return lent.view(-1)
 
+    def values(self, function: str) -> GradientValues:
+        """A copy of the collected gradients, merged, for a function to read; errors as those of `merged`."""
+        self.merged(function)
+        ids, rows = self._table.lent()
+        return GradientValues.of(rows.clone(), ids, self._table, self._owner)
+
+    def assign(self, values: Any) -> StandInGradient:
+        """Takes values that were made of this gradient in its place.
+
+        Raises:
+            RuntimeError: others, or values that are not zero for ids without a gradient.
+        """
+        if not (isinstance(values, GradientValues) and values.is_of(self._table)):
+            raise self._refusal("data", "only values made of itself may take its place, which are zero for other ids")
+        self.merged("data").copy_(values.plain().reshape(-1))
+        return self
+
     def _refusal(self, function: str, why: str) -> RuntimeError:
         return RuntimeError(f'"{function}" of the gradient of {self._owner} over table "{self._table.name}": {why}')
 
@@ -106,8 +123,15 @@ class StandInGradient(Tensor):
                 return without_override(func, types, args, kwargs)
             if name in _REACHING:
                 return _reached(func, *args, **kwargs)
+            if name == "data=":
+                return own[0].assign(args[1])
         if dense_step():
             return without_override(func, types, args, kwargs)
+        if is_reading(name):
+            target = kwargs.pop("out", None)
+            values = [each.values(name) if isinstance(each, StandInGradient) else each for each in args]
+            found = func(*values, **kwargs)
+            return found if target is None else target.assign(found)
         raise grad._refusal(name, "it stands for what the table collected, which mul_, div_, clamp_ and zero_ change")
 
 
@@ -215,6 +239,9 @@ class TableParameter(nn.Parameter):
     def grad(self, grad: Tensor | None) -> None:  # type: ignore[override]
         # After `p.grad *= 0.5` Python sets it to what it is already.
         if isinstance(grad, StandInGradient) and grad.stands_for(self._table):
+            return
+        if isinstance(grad, GradientValues) and isinstance(own := self.grad, StandInGradient):
+            own.assign(grad)
             return
         if grad is not None:
             raise self._refusal("grad")

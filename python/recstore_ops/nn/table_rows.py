@@ -21,6 +21,7 @@ from recstore_ops.nn.allowed import (
     flat,
     function_name,
     is_of_compiler,
+    plain_name,
     size_of_table,
     without_override,
 )
@@ -81,12 +82,6 @@ def _summed(scalar: Tensor, terms: _Terms, owner: str) -> RowsOfTable:
     rows = scalar.as_subclass(RowsOfTable)
     rows._terms, rows._owner = terms, owner
     return rows
-
-
-def plain_name(name: str) -> str:
-    """The name of an operation without what says how it was written: `__radd__`, `add_` and `add` are one."""
-    bare = name.removeprefix("_foreach").strip("_")
-    return {"truediv": "div", "rmul": "mul", "radd": "add", "iadd": "add", "isub": "sub", "imul": "mul"}.get(bare, bare)
 
 
 def _is_in_place(name: str) -> bool:

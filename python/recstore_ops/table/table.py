@@ -218,6 +218,11 @@ class Table:
             else torch.full((1, self.dim), torch.nan, dtype=torch.float32, device="cpu")
         )
 
+    def lent(self) -> tuple[Tensor, Tensor]:
+        """The ids `[U]`, ascending, and the merged gradients `[U, dim]` that were handed out; none are empty."""
+        empty = torch.empty(0, dtype=torch.int64, device="cpu")
+        return self._lent or (empty, torch.empty(0, self.dim, dtype=torch.float32, device="cpu"))
+
     def _compare_with_others(self, grads: Tensor) -> None:
         if self.shard is not None and self.is_sharded:
             own_is_finite = is_finite(grads)
