@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from recstore_ops.config.row_types import ROW_TYPES, VALUE_TYPES, type_name
 from recstore_ops.config.table_config import TableConfig
@@ -15,6 +16,7 @@ from recstore_ops.ops import operators
 from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.table.checks import as_ids
+from recstore_ops.table.copied_values import CopiedValues
 from recstore_ops.table.copying import check_not_spawning, check_open, note_made
 from recstore_ops.table.owners import is_owned, keep, opening, own
 from recstore_ops.table.refusals import refused_for_rows
@@ -217,9 +219,14 @@ class DistTensor:
             TypeError: a slice of a table without a bound, several indices, or no ids.
             ValueError: an id of a sharded table that another rank owns.
         """
+        asked = ids
         ids = self._ids(ids)
         check_owned(self.table, ids)
-        return operators.emb_read(self.table.handle, ids, self.table.dim)
+        rows = operators.emb_read(self.table.handle, ids, self.table.dim)
+        # As in torch, a number and a slice give a view, and other indices a copy. Compiled code has no views.
+        if torch.compiler.is_compiling() or not isinstance(asked, int | slice):
+            return rows
+        return _RowView.of(rows, ids, self.table)
 
     def __setitem__(self, ids: Tensor | Sequence[int] | int | slice, rows: Tensor) -> None:
         """Overwrites the rows of `ids` with `rows`, floating point, `[..., dim]`; of duplicates the last one wins."""
@@ -248,6 +255,39 @@ class DistTensor:
 
     def __repr__(self) -> str:
         return f"DistTensor({self.shape}, {self.dtype}, name={self.name!r})"
+
+
+class _RowView(CopiedValues):
+    """Rows as they were read; a function that writes to them writes the rows as they are then."""
+
+    _rows: tuple[Tensor, Tensor, Table]
+    """All rows in the memory of this view, and their ids and table."""
+
+    @staticmethod
+    def of(rows: Tensor, ids: Tensor, table: Table) -> Tensor:
+        view = rows.as_subclass(_RowView)
+        view._rows = (rows, ids, table)
+        return view
+
+    def _begin_write(self, function: str) -> None:
+        rows, ids, table = self._rows
+        rows.copy_(operators.emb_read(table.handle, ids, table.dim))
+
+    def _end_write(self) -> None:
+        rows, ids, table = self._rows
+        operators.emb_write(table.handle, ids, rows)
+
+    def _view(self, values: Tensor) -> Tensor:
+        view = values.as_subclass(_RowView)
+        view._rows = self._rows
+        return view
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return memo.setdefault(id(self), self.clone())
 
 
 def _as_ids(ids: Tensor | Sequence[int] | int) -> Tensor:

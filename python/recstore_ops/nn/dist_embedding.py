@@ -183,6 +183,13 @@ class TableModule(ClosedModule):
         """
         return super().named_parameters(prefix, recurse, remove_duplicate) if recurse else iter(())
 
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """As in `nn.Module`; without `recurse` the stand-in of the table too, so that loops freeze it."""
+        if recurse:
+            yield from super().parameters()
+        else:
+            yield from (each for each in self._parameters.values() if each is not None)
+
     @contextmanager
     def _without_stand_in(self) -> Iterator[nn.Parameter | None]:
         stand_in = self._parameters.pop("weight")

@@ -94,8 +94,8 @@ class GradientValues(Tensor):
                 return found
         raise RuntimeError(
             f'"{name}" of the gradient of {own._owner} over table "{own._table.name}": its elements but those of '
-            f"{own.ids.numel()} ids are alike and are not held. Elementwise functions and sum, mean, norm, max, min, any "
-            "and all count them; .ids and plain() give the rows that are held"
+            f"{own.ids.numel()} ids are alike and are not held. Elementwise functions and sum, mean, norm, max, min, "
+            "any and all count them; .ids and plain() give the rows that are held"
         )
 
     def _mapped(self, func: Any, args: Any, kwargs: Any) -> GradientValues:

@@ -11,21 +11,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.sharding.ownership import own_ids
 from recstore_ops.state.rows import are_tables_left_out, check_rows, replace_rows, table_rows
+from recstore_ops.table.copied_values import CopiedValues
 from recstore_ops.table.table import Table
 
 _KEYS = _IDS, _ROWS, _WEIGHT, _PAIR = "ids", "rows", "weight", "_extra_state"
 
 
-class StateTensor(Tensor):
-    """A tensor of a state whose size changes as a table grows.
+class StateTensor(CopiedValues):
+    """A tensor of a state whose size changes as a table grows. Writes to it would change no table, and are refused.
 
     `torch.distributed.checkpoint` reads tensors into tensors of the same size; this it saves and loads as one value of
     any size. In files it is an ordinary tensor.
     """
+
+    def _new(self, values: Tensor) -> Tensor:
+        # A clone may be changed, and is still of no fixed size to `torch.distributed.checkpoint`.
+        return values.as_subclass(StateTensor)
 
     def __create_write_items__(self, name: str, value: Any) -> list[Any]:
         # Private in torch, and imported here: only saves by `torch.distributed.checkpoint` come this way.
@@ -37,14 +43,19 @@ class StateTensor(Tensor):
         return memo.setdefault(id(self), self.clone())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+        with DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
 
 
 def add_rows(table: Table, state: MutableMapping[str, Any], prefix: str) -> None:
     """Adds a table's rows to the state of a model, unless tables are left out."""
     if not are_tables_left_out():
         ids_N, rows_ND = table_rows(table)
-        state[prefix + _IDS], state[prefix + _ROWS] = ids_N.as_subclass(StateTensor), rows_ND.as_subclass(StateTensor)
+        for key, values in ((_IDS, ids_N), (_ROWS, rows_ND)):
+            state[prefix + key] = values.as_subclass(StateTensor).refusing(
+                f'"{prefix}{key}" of a state: it is a copy, which changes no row of table "{table.name}"; change a '
+                "clone and give that to load_state_dict, or average models by torch.optim.swa_utils"
+            )
 
 
 def check_state(table: Table, state: MutableMapping[str, Any], prefix: str) -> bool:
