@@ -411,7 +411,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         # As `looked_up`, without a call for each of many tables.
         own = [(bag, type(bag._parameters["weight"]) is TableParameter) for bag in bags]
         tables = [bag.table if has_own else bag.looked_up() for bag, has_own in own]
-        trained = {table.anchor.requires_grad for table in tables}
+        trained = {table.is_frozen for table in tables}
         if torch.is_grad_enabled() and len(trained) > 1:
             return self._pooled_apart(features, outputs, tables)
         return self._pooled_together(features, outputs, tables)

@@ -152,7 +152,7 @@ def needs_backward(table: Table, weights: Tensor | None) -> bool:
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():  # type: ignore[attr-defined]
         return True
     wants_weights = weights is not None and weights.requires_grad
-    if not (torch.is_grad_enabled() and (table.anchor.requires_grad or wants_weights)):
+    if not (torch.is_grad_enabled() and (not table.is_frozen or wants_weights)):
         return False
     if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         raise RuntimeError(

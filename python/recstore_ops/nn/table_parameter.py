@@ -9,6 +9,7 @@ row.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ from recstore_ops.nn.allowed import (
 )
 from recstore_ops.nn.gradient_values import GradientValues, is_reading
 from recstore_ops.nn.table_rows import RULES, RowsOfTable
+from recstore_ops.ops import asked_gradients
 from recstore_ops.table.refusals import refused_for_rows
 from recstore_ops.table.table import Table, open_tables
 
@@ -179,12 +181,25 @@ def _scalar_of(parameter: Tensor) -> Tensor:
 class TableParameter(nn.Parameter):
     """A scalar in the place of a table; `TableParameter.of` makes one."""
 
-    _table: Table
+    _reference: weakref.ref[Table]
+    """Not the table itself: that has this parameter as its anchor, and ends when its module does."""
     _owner: str
+
+    @property
+    def _table(self) -> Table:
+        if (table := self._reference()) is None:
+            raise RuntimeError(f"the module of a parameter of {self._owner} is gone, and its table with it")
+        return table
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Compiled lookups give the anchor to the operators that collect; compilers know no more than this of them.
+        if func is asked_gradients.accept_asked_grad or func is asked_gradients.accept_asked_bag_grads:
+            return without_override(func, types, args, kwargs or {})
         name, kwargs = function_name(func), kwargs or {}
+        # `get_gradient_edge` of torch finds the node of a leaf by `view_as`; `backward` has it among its `inputs`.
+        if (name == "view_as" and args[0] is args[1]) or func in (torch.autograd.backward, Tensor.backward):
+            return without_override(func, types, args, kwargs)
         if name in OF_SCALAR or is_of_compiler(name):
             return without_override(func, types, args, kwargs)
         own = next(each for each in flat([*args, *kwargs.values()]) if isinstance(each, TableParameter))
@@ -205,8 +220,9 @@ class TableParameter(nn.Parameter):
         # A parameter made in inference mode could never be on autograd's tape.
         with torch.inference_mode(False):
             parameter = Tensor._make_subclass(TableParameter, torch.zeros((), dtype=dtype, device=device))
-        parameter._table, parameter._owner = table, owner
-        parameter.requires_grad = requires_grad
+        parameter._reference, parameter._owner = weakref.ref(table), owner
+        table.anchor = parameter
+        table.requires_grad = requires_grad
         return parameter
 
     @property
@@ -217,9 +233,6 @@ class TableParameter(nn.Parameter):
     @requires_grad.setter
     def requires_grad(self, requires_grad: bool) -> None:
         self._table.requires_grad = requires_grad
-        # The tensor's own flag as well: autograd reads that one and not this property.
-        with torch._C.DisableTorchFunctionSubclass():
-            _own.requires_grad.__set__(self, requires_grad)  # type: ignore[attr-defined]
 
     def requires_grad_(self, requires_grad: bool = True) -> TableParameter:  # type: ignore[override]
         """Freezes the table for this module, or thaws it."""

@@ -47,7 +47,9 @@ class Table:
         handle: int64, 1-D, CPU: the operators take it for the table. The table's name is in it, so it is valid in every
             process that has the table open.
         collector: int64, 0-d, CPU: the operators take it for the gradients collected through this `Table`.
-        anchor: a scalar that puts lookups on autograd's tape, unless the table is frozen. It never gets a gradient.
+        anchor: a scalar that puts lookups on autograd's tape, unless the table is frozen. It never gets a gradient. A
+            module's is the parameter that stands for the table, so that `backward(inputs=)` finds it.
+        is_frozen: whether lookups collect no gradients.
         table_id: the table's number, which no other table ever has.
         is_new: whether opening created the table.
         times_cleared: how often what was collected was dropped.
@@ -134,23 +136,26 @@ class Table:
             raise kind(f"{where}{error}") from None
         self.table_id: int = store.find_table(self.name) or 0
         self.collector: Tensor = operators.make_collector()
-        self.anchor = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
+        self.anchor: Tensor = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
+        self.is_frozen = False
 
     @property
     def requires_grad(self) -> bool:
         """Whether lookups through this `Table` collect gradients; set to False it is frozen."""
-        return self.anchor.requires_grad
+        return not self.is_frozen
 
     @requires_grad.setter
     def requires_grad(self, requires_grad: bool) -> None:
-        self.anchor.requires_grad_(requires_grad)
+        self.is_frozen = not requires_grad
+        with torch._C.DisableTorchFunctionSubclass():
+            Tensor.requires_grad_(self.anchor, requires_grad)
 
     def anchored(self, anchor: Tensor, owner: str) -> "Table":
         """The same table, and the same collector, with another anchor, for the lookups of a module of type `owner`."""
         # Not by the constructor, which would make another collector, and a finalizer that releases the handle a second
         # time.
         table = object.__new__(type(self))
-        table.__dict__.update(self.__dict__, anchor=anchor, owner=owner)
+        table.__dict__.update(self.__dict__, anchor=anchor, owner=owner, is_frozen=not anchor.requires_grad)
         return table
 
     @classmethod
