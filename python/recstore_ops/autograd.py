@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from recstore_ops.ops import asked_gradients, feature_operators, operators
+from recstore_ops.ops import asked_gradients, collecting, feature_operators, operators
 from recstore_ops.ops.collecting import collect, merge_gradients, merges_here, set_merge, unshared
 from recstore_ops.sparse._bags import bag_of_each
 
@@ -45,6 +45,8 @@ def collect_bags(
         padding_idx: an id whose gradients do not count.
         places: what the lookup of the same ids gave out; spares the step its search.
     """
+    if collecting.hooked:
+        collecting.begin_pass(collectors)
     if merges_here():
         feature_operators.accept_feature_grads(tables, collectors, ids, offsets, grads, dims, weights, padding_idx)
         return

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from recstore_ops.nn.allowed import (
     OF_SCALAR,
@@ -28,10 +29,11 @@ from recstore_ops.nn.allowed import (
     size_of_table,
     without_override,
 )
+from recstore_ops.nn.gradient_hooks import GradientHooks, Hook
 from recstore_ops.nn.gradient_values import GradientValues, is_reading
 from recstore_ops.nn.table_rows import RULES, RowsOfTable
 from recstore_ops.ops import asked_gradients
-from recstore_ops.table.refusals import refused_for_rows
+from recstore_ops.table.refusals import refused_for_rows, refused_for_sharded_hooks
 from recstore_ops.table.table import Table, open_tables
 
 # Each module's share may be scaled by itself, and the sum is scaled.
@@ -184,6 +186,7 @@ class TableParameter(nn.Parameter):
     _reference: weakref.ref[Table]
     """Not the table itself: that has this parameter as its anchor, and ends when its module does."""
     _owner: str
+    _hooks: GradientHooks | None = None
 
     @property
     def _table(self) -> Table:
@@ -197,6 +200,9 @@ class TableParameter(nn.Parameter):
         if func is asked_gradients.accept_asked_grad or func is asked_gradients.accept_asked_bag_grads:
             return without_override(func, types, args, kwargs or {})
         name, kwargs = function_name(func), kwargs or {}
+        # A graph calls operators with an order by `with_effects`.
+        if name == "with_effects":
+            return without_override(func, types, args, kwargs)
         # `get_gradient_edge` of torch finds the node of a leaf by `view_as`; `backward` has it among its `inputs`.
         if (name == "view_as" and args[0] is args[1]) or func in (torch.autograd.backward, Tensor.backward):
             return without_override(func, types, args, kwargs)
@@ -280,6 +286,22 @@ class TableParameter(nn.Parameter):
         if not name.startswith("_") and not hasattr(Tensor, name):
             raise self._refusal(name)
         super().__setattr__(name, value)
+
+    def register_hook(self, hook: Hook) -> RemovableHandle:
+        """Calls a hook with the gradient of each backward pass, as `GradientValues`; it may give others made of it."""
+        return self._all_hooks("register_hook").add(hook)
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
+        """Calls a hook with this parameter when `grad` holds the gradient of a backward pass too."""
+        return self._all_hooks("register_post_accumulate_grad_hook").add_after(lambda: hook(self))
+
+    def _all_hooks(self, method: str) -> GradientHooks:
+        table = self._table
+        if table.is_sharded:
+            raise refused_for_sharded_hooks(f"the parameter of {self._owner}", table.name, method)
+        if self._hooks is None:
+            self._hooks = GradientHooks(table, self._owner)
+        return self._hooks
 
     def _refusal(self, attribute: str) -> AttributeError:
         return refused_for_rows(f"the parameter of {self._owner}", self._table.name, attribute)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops.ops import operators
+from recstore_ops.ops.collecting import begin_pass
 from recstore_ops.ops.python_operators import define, returns_nothing
 
 
@@ -42,6 +43,7 @@ def _accept_grad(
     places: Tensor | None = None,
 ) -> None:
     if _is_asked(anchor):
+        begin_pass([collector])
         operators.accept_grad(collector, table, ids, grads, padding_idx, places)
 
 
@@ -58,6 +60,7 @@ def _accept_bag_grads(
     places: Tensor | None = None,
 ) -> None:
     if _is_asked(anchor):
+        begin_pass(collectors)
         operators.accept_bag_grads(
             collectors, tables, ids, offsets, grads, dims, per_sample_weights, padding_idx, places
         )

@@ -30,6 +30,14 @@ def refused_for_rows(owner: str, table: str, attribute: str) -> AttributeError:
     return AttributeError(f'{owner} over table "{table}" has no "{attribute}": {_INSTEAD.get(attribute, _ROWS)}')
 
 
+def refused_for_sharded_hooks(owner: str, table: str, method: str) -> RuntimeError:
+    """The error for a hook on the parameter of a table whose gradients lie on several ranks."""
+    return RuntimeError(
+        f'"{method}" of {owner} over table "{table}": its gradients lie on several ranks; change those of '
+        "SparseOptimizer's parameter groups before a step, or clip with SparseOptimizer.clip_grad_norm_"
+    )
+
+
 def refused_for_average(owner: str, table: str, function: str) -> RuntimeError:
     """The error for a function that makes no average of rows, at what stands for a table."""
     # No TypeError: Python takes that of an operator for one that is not there.
