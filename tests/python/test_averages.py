@@ -179,7 +179,8 @@ REFUSED: dict[str, Callable[[Any, Any], Any]] = {
 def test_what_is_no_average_of_rows_is_refused(what: str, table_name: Callable[[], str]) -> None:
     name = table_name()
     module = DistEmbedding(NUM, DIM, name)
-    [target], [source] = copy.deepcopy(module).parameters(), module.parameters()
+    copied = copy.deepcopy(module)
+    [target], [source] = copied.parameters(), module.parameters()
     with pytest.raises(RuntimeError) as caught:
         REFUSED[what](target, source)
     assert f'the parameter of DistEmbedding over table "{name}' in str(caught.value)

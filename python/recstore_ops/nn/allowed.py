@@ -50,12 +50,16 @@ OF_SCALAR = frozenset(
         ),
         *("is_xla", "is_maia", "is_vulkan", "itemsize", "element_size", "is_floating_point", "is_complex", "is_signed"),
         *("is_conj", "is_neg", "is_inference", "is_shared", "get_device", "_is_view", "has_names", "__hash__"),
+        *("untyped_storage", "storage_offset", "stride", "is_contiguous"),
         *("__format__", "__repr__", "_has_compatible_shallow_copy_type", "_typed_storage"),
     }
 )
 """What the scalar itself says: how it lies, and what kind of tensor it is."""
 SIZES = frozenset({"shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "__len__"})
-_OF_THE_COMPILER = frozenset({*SIZES, "stride", "storage_offset", "untyped_storage", "data_ptr", "is_contiguous"})
+
+
+_OF_TORCH, _OWN = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+_INITIALIZERS = str(Path(torch.nn.init.__file__))
 
 
 def function_name(func: Any) -> str:
@@ -79,8 +83,11 @@ def plain_name(name: str) -> str:
 
 
 def is_of_compiler(name: str) -> bool:
-    """Whether a compiler asks how the scalar lies, to make one of its own of it."""
-    return name in _OF_THE_COMPILER and TracingContext.try_get() is not None
+    """Whether torch itself asks how the scalar lies, to make one of its own of it; initializers ask for the rows."""
+    if name not in SIZES:
+        return False
+    file = "" if TracingContext.try_get() is not None else sys._getframe(2).f_code.co_filename
+    return not file or (file.startswith(_OF_TORCH) and file != _INITIALIZERS)
 
 
 def flat(values: Iterable[Any]) -> list[Any]:
@@ -100,7 +107,6 @@ def size_of_table(name: str, table: Table, args: Any) -> Any:
 
 # The code that `Optimizer.profile_hook_step` puts around the step of every optimizer.
 _STEP = Optimizer.profile_hook_step(lambda self: None).__code__
-_OF_TORCH, _OWN = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
 
 
 def dense_step() -> str | None:

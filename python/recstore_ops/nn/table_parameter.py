@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from recstore_ops.nn.allowed import (
@@ -60,7 +61,8 @@ class StandInGradient(Tensor):
     @staticmethod
     def of(table: Table, like: Tensor, owner: str) -> StandInGradient:
         """Returns the gradient of a stand-in; errors name its `owner`."""
-        grad = torch.zeros_like(like).as_subclass(StandInGradient)
+        with _disable_current_modes():  # Tracers look at the `.grad` of what they trace.
+            grad = torch.zeros_like(like).as_subclass(StandInGradient)
         grad._table, grad._owner = table, owner
         return grad
 
@@ -116,7 +118,7 @@ class StandInGradient(Tensor):
         # `p.grad.data.mul_()` and `p.grad.detach().zero_()` are to reach the table too, and not a plain zero.
         if name in ("detach", "data"):
             return args[0]
-        if name in OF_SCALAR or name in _ABOUT_THE_SCALAR or is_of_compiler(name):
+        if name in OF_SCALAR or name in _ABOUT_THE_SCALAR or name == "grad" or is_of_compiler(name):
             return without_override(func, types, args, kwargs)
         if own := _stand_ins(args[:1]):
             if name in SIZES:
@@ -176,7 +178,7 @@ _own = torch._C.TensorBase
 
 def _scalar_of(parameter: Tensor) -> Tensor:
     """The scalar behind a stand-in, without its meaning."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
         return _own.detach(parameter).as_subclass(Tensor)
 
 
