@@ -59,6 +59,7 @@ SIZES = frozenset({"shape", "size", "numel", "nelement", "dim", "ndim", "ndimens
 
 
 _OF_TORCH, _OWN = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+_OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 _INITIALIZERS = str(Path(torch.nn.init.__file__))
 
 
@@ -84,10 +85,15 @@ def plain_name(name: str) -> str:
 
 def is_of_compiler(name: str) -> bool:
     """Whether torch itself asks how the scalar lies, to make one of its own of it; initializers ask for the rows."""
-    if name not in SIZES:
+    if name not in SIZES or name == "__len__":
         return False
     file = "" if TracingContext.try_get() is not None else sys._getframe(2).f_code.co_filename
     return not file or (file.startswith(_OF_TORCH) and file != _INITIALIZERS)
+
+
+def is_of_optimizer() -> bool:
+    """Whether an optimizer of torch asks."""
+    return sys._getframe(2).f_code.co_filename.startswith(_OPTIMIZERS)
 
 
 def flat(values: Iterable[Any]) -> list[Any]:

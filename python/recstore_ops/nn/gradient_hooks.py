@@ -83,7 +83,10 @@ class GradientHooks:
             raise
         _accept(table, [*before, *given])
         for hook in [*self._after.values()]:
-            hook()
+            if hook() is not None:
+                raise RuntimeError(
+                    f'a post-accumulate hook on the parameter of {self._owner} over table "{table.name}" must give None'
+                )
 
     def _called(self, ids: Tensor, rows: Tensor, table: Table) -> Tensor:
         values = GradientValues.of(rows, ids, table, self._owner)

@@ -26,6 +26,7 @@ from recstore_ops.nn.allowed import (
     flat,
     function_name,
     is_of_compiler,
+    is_of_optimizer,
     plain_name,
     size_of_table,
     without_override,
@@ -213,10 +214,11 @@ class TableParameter(nn.Parameter):
         own = next(each for each in flat([*args, *kwargs.values()]) if isinstance(each, TableParameter))
         if name in SIZES and args[0] is own:
             return size_of_table(name, own._table, args[1:])
-        if dense_step():
+        # Some optimizers make their state before the first step.
+        if dense_step() or (name.endswith("_like") and is_of_optimizer()):
             return without_override(func, types, args, kwargs)
         # Under no_grad an expression of parameters is about rows, as averages of models write it.
-        if plain_name(name) in RULES and not torch.is_grad_enabled():
+        if (name == "clone" or plain_name(name) in RULES) and not torch.is_grad_enabled():
             return func(*_detached(args), **_detached(kwargs))
         raise own._refusal(name)
 

@@ -2,11 +2,13 @@
 
 `torch.optim.swa_utils.AveragedModel` and loops over two models' `parameters()` average tensors in place. For a table
 they are given a scalar, the stand-in, detached or as its `data`. As a `RowsOfTable` it notes which sum of rows an
-expression over such scalars stands for, and writing it to one averages the rows themselves.
+expression over such scalars stands for, and writing it to one averages the rows themselves. A clone is of a table of
+its own, which keeps the rows as they are.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -33,18 +35,20 @@ _ROWS_PER_CHUNK = 1 << 16
 
 _Terms = dict[int, tuple[Table, float]]
 """A sum of rows: of each `Table`, by its `id`, how much."""
+_Counts = tuple[int, ...]
 
 
 class RowsOfTable(Tensor):
     """A scalar that stands for the rows of a table, or for a weighted sum of those of several.
 
     Sums, differences, products and quotients by numbers and `lerp` give another one. In-place ones, and `copy_`, write
-    the rows that either side has; an id without a row counts with its initial value. Every other function takes the
-    scalar alone.
+    the rows that either side has; an id without a row counts with its initial value. Every other function is refused.
     """
 
     _terms: _Terms
     _owner: str
+    _counts: dict[int, _Counts]
+    """What each table of a sum had counted when the sum was made; none are of a table's own rows."""
 
     @staticmethod
     def of(table: Table, scalar: Tensor, owner: str) -> RowsOfTable:
@@ -68,8 +72,10 @@ class RowsOfTable(Tensor):
             return _each(func, types, args, kwargs)
         if name in ("detach", "data") and args[0] is own:
             return own
-        if name == "to" and args[0] is own:
-            return _summed(without_override(func, types, args, kwargs), own._terms, own._owner)
+        if name in ("to", "cpu") and args[0] is own:
+            return _summed(without_override(func, types, args, kwargs), own._terms, own._owner, own._counts)
+        if name in ("clone", "__deepcopy__") and args[0] is own:
+            return _copied(own)
         rule = RULES.get(plain_name(name))
         if rule is not None:
             return _applied(rule, name, args, kwargs)
@@ -78,10 +84,42 @@ class RowsOfTable(Tensor):
         raise _refusal([own], name)
 
 
-def _summed(scalar: Tensor, terms: _Terms, owner: str) -> RowsOfTable:
+def _summed(scalar: Tensor, terms: _Terms, owner: str, counts: dict[int, _Counts] | None = None) -> RowsOfTable:
     rows = scalar.as_subclass(RowsOfTable)
-    rows._terms, rows._owner = terms, owner
+    rows._terms, rows._owner, rows._counts = terms, owner, counts or {}
     return rows
+
+
+def _counts_of(table: Table) -> _Counts:
+    """What a change of rows counts."""
+    found = table.statistics()
+    return tuple(found[name] for name in ("step", "inserts", "updates", "deletes", "evictions"))
+
+
+def _copied(rows: RowsOfTable) -> RowsOfTable:
+    """The same rows in a table of their own, which goes with what is returned."""
+    _check_unchanged(rows, "clone")
+    table = copy.deepcopy(rows.table)
+    if set(rows._terms) != {id(rows.table)}:
+        if not _is_average(rows._terms):
+            raise _refusal([rows], "clone")
+        _write(table, rows._terms)
+    return RowsOfTable.of(table, torch.zeros_like(rows.as_subclass(Tensor)), rows._owner)
+
+
+def _check_unchanged(rows: RowsOfTable, name: str) -> None:
+    for key, counts in rows._counts.items():
+        table = rows._terms[key][0]
+        if _counts_of(table) != counts:
+            raise RuntimeError(
+                f'"{name}" of {rows._owner} over table "{table.name}": its rows have changed since this sum was made, '
+                "and a sum of rows is computed when it is written; clone() keeps rows as they are"
+            )
+
+
+def _is_average(terms: _Terms) -> bool:
+    # Shares that do not add up to one are no average: `p.mul_(0.9)`, for example, decays a weight.
+    return math.isclose(sum(share for _, share in terms.values()), 1, abs_tol=1e-4)
 
 
 def _is_in_place(name: str) -> bool:
@@ -98,14 +136,16 @@ def _applied(rule: Callable[..., _Terms], name: str, args: Any, kwargs: Any) -> 
         if plain_name(name) == "copy":
             raise refused_for_rows(target._owner, target.table.name, name) from None
         raise _refusal(args, name) from None
-    first = next(each for each in args if isinstance(each, RowsOfTable))
+    summands = [each for each in flat([*args, *kwargs.values()]) if isinstance(each, RowsOfTable)]
     if not is_in_place:
-        return _summed(torch.zeros_like(first.as_subclass(Tensor)), terms, first._owner)
-    # Shares that do not add up to one are no average: `p.mul_(0.9)`, for example, decays a weight.
-    if not isinstance(target, RowsOfTable) or not math.isclose(
-        sum(share for _, share in terms.values()), 1, abs_tol=1e-4
-    ):
+        counts = {key: _counts_of(table) for key, (table, _) in terms.items()}
+        for each in summands:
+            counts.update(each._counts)
+        return _summed(torch.zeros_like(summands[0].as_subclass(Tensor)), terms, summands[0]._owner, counts)
+    if not isinstance(target, RowsOfTable) or not _is_average(terms):
         raise _refusal(args, name)
+    for each in summands:
+        _check_unchanged(each, name)
     _write(target.table, terms)
     return target
 
