@@ -250,7 +250,9 @@ NORMS: dict[str, Callable[[Any], Tensor]] = {
 
 
 @pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
-def test_a_gradient_is_measured_as_that_of_a_matrix(norm: Callable[[Any], Tensor], table_name: Callable[[], str]) -> None:
+def test_a_gradient_is_measured_as_that_of_a_matrix(
+    norm: Callable[[Any], Tensor], table_name: Callable[[], str]
+) -> None:
     for module in twins(table_name()):
         (module(IDS) * 4).sum().backward()
         assert float(norm(only(module).grad)) == 8.0
@@ -263,7 +265,9 @@ def test_an_optimizer_of_torch_alone_warns_and_then_raises(table_name: Callable[
     for number in range(2):
         table(IDS).sum().backward()
         if number == 0:
-            with pytest.warns(UserWarning, match=rf'"{re.escape(name)}", which it cannot step.*SparseOptimizer\(') as said:
+            with pytest.warns(
+                UserWarning, match=rf'"{re.escape(name)}", which it cannot step.*SparseOptimizer\('
+            ) as said:
                 adam.step()
             assert said[0].filename == __file__
         else:

@@ -16,7 +16,7 @@ from recstore_ops.ops import operators
 from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.table.checks import as_ids
-from recstore_ops.table.copied_values import CopiedValues
+from recstore_ops.table.copied_values import CopiedValues, flat
 from recstore_ops.table.copying import check_not_spawning, check_open, note_made
 from recstore_ops.table.owners import is_owned, keep, opening, own
 from recstore_ops.table.refusals import refused_for_rows
@@ -194,9 +194,12 @@ class DistTensor:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise refused_for_rows(self._owner, self.name, name)
 
+    def __bool__(self) -> bool:
+        raise refused_for_rows(self._owner, self.name, "__bool__")
+
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, DistTensor)]
+        given = [each for each in flat([*args, *(kwargs or {}).values()]) if isinstance(each, DistTensor)]
         name = f', "{given[0].name}",' if given else ""
         raise TypeError(
             f"{func.__name__} takes tensors, and the weight of a table{name} is none: give it rows, of weight[ids] or, "
@@ -257,6 +260,26 @@ class DistTensor:
         return f"DistTensor({self.shape}, {self.dtype}, name={self.name!r})"
 
 
+def _refusing(name: str) -> Callable[..., Any]:
+    def refuse(self: DistTensor, *args: object) -> Any:
+        raise refused_for_rows(self._owner, self.name, name)
+
+    return refuse
+
+
+# Python looks for operators at the class. `==` and `!=` stay those of objects, for programs look for one in a list.
+for _name in (
+    *("invert", "neg", "pos", "abs", "int", "float", "complex", "index", "lt", "le", "gt", "ge"),
+    *("contains", "reversed"),
+    *(
+        prefix + name
+        for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+        for prefix in ("", "r", "i")
+    ),
+):
+    setattr(DistTensor, f"__{_name}__", _refusing(f"__{_name}__"))
+
+
 class _RowView(CopiedValues):
     """Rows as they were read; a function that writes to them writes the rows as they are then."""
 
@@ -265,9 +288,11 @@ class _RowView(CopiedValues):
 
     @staticmethod
     def of(rows: Tensor, ids: Tensor, table: Table) -> Tensor:
-        view = rows.as_subclass(_RowView)
+        view = Tensor._make_subclass(_RowView, rows)
         view._rows = (rows, ids, table)
-        return view
+        return view.refusing(
+            f'rows of table "{table.name}": this function does not say that it writes to them; write weight[ids] = rows'
+        )
 
     def _begin_write(self, function: str) -> None:
         rows, ids, table = self._rows
@@ -280,7 +305,7 @@ class _RowView(CopiedValues):
     def _view(self, values: Tensor) -> Tensor:
         view = values.as_subclass(_RowView)
         view._rows = self._rows
-        return view
+        return view.refusing(self._refusal)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         with DisableTorchFunctionSubclass():

@@ -10,11 +10,20 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from torch._guards import TracingContext
 from torch.optim import Optimizer
 
 from recstore_ops.ops import operators
 from recstore_ops.table.table import Table
+
+
+class StandIn:
+    """What stands for a table, or for a part of one."""
+
+    def set_(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused as other functions are; torch asks no override for this one."""
+        return type(self).__torch_function__(Tensor.set_, (type(self),), (self, *args), kwargs)  # type: ignore[attr-defined]
 
 
 def without_override(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -50,25 +59,19 @@ OF_SCALAR = frozenset(
         ),
         *("is_xla", "is_maia", "is_vulkan", "itemsize", "element_size", "is_floating_point", "is_complex", "is_signed"),
         *("is_conj", "is_neg", "is_inference", "is_shared", "get_device", "_is_view", "has_names", "__hash__"),
-        *("untyped_storage", "storage_offset", "stride", "is_contiguous"),
-        *("__format__", "__repr__", "_has_compatible_shallow_copy_type", "_typed_storage"),
+        *("untyped_storage", "storage_offset", "is_contiguous"),
+        *("_has_compatible_shallow_copy_type", "_typed_storage", "__cuda_array_interface__"),
     }
 )
 """What the scalar itself says: how it lies, and what kind of tensor it is."""
-SIZES = frozenset({"shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "__len__"})
+SIZES = frozenset({"shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "__len__", "stride"})
+"""What the table says of its matrix."""
+TEXTS = frozenset({"__repr__", "__format__"})
 
 
 _OF_TORCH, _OWN = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 _INITIALIZERS = str(Path(torch.nn.init.__file__))
-
-
-def function_name(func: Any) -> str:
-    """The name of a function of torch: of the getter of an attribute that name, of its setter with `=`."""
-    name = func.__name__
-    if name in ("__get__", "__set__", "__delete__"):
-        return func.__self__.__name__ + ("" if name == "__get__" else "=")
-    return name
 
 
 _WRITTEN_AS = {
@@ -96,18 +99,14 @@ def is_of_optimizer() -> bool:
     return sys._getframe(2).f_code.co_filename.startswith(_OPTIMIZERS)
 
 
-def flat(values: Iterable[Any]) -> list[Any]:
-    """Arguments, and the items of those that are lists."""
-    return [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
-
-
 def size_of_table(name: str, table: Table, args: Any) -> Any:
     """The answer of a table, `[N, dim]`, to a function of `SIZES`; one that grows has the rows of now."""
     bound = table.config.num_embeddings
     rows = operators.hashtable_size(table.handle) if bound is None else bound
     shape = torch.Size((rows, table.dim))
-    if name in ("shape", "size"):
-        return shape[args[0]] if args else shape
+    if name in ("shape", "size", "stride"):
+        found = (table.dim, 1) if name == "stride" else shape
+        return found[args[0]] if args else found
     return {"numel": rows * table.dim, "nelement": rows * table.dim, "__len__": rows}.get(name, 2)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recstore_ops.nn.allowed import SIZES, function_name, plain_name, size_of_table, without_override
+from recstore_ops.nn.allowed import SIZES, plain_name, size_of_table, without_override
+from recstore_ops.table.copied_values import function_name
 from recstore_ops.table.table import Table
 
 _ELEMENTWISE = frozenset(
@@ -27,6 +28,8 @@ _ELEMENTWISE = frozenset(
         *("clone", "detach", "contiguous", "cpu", "to", "type", "data"),
     }
 )
+_OF_ONE = frozenset({"__bool__", "__float__", "__nonzero__"})
+"""Operators of a single element, which are named as functions of `_ELEMENTWISE` are."""
 """Functions of each element alone, beside numbers."""
 _FLAT = frozenset({"view", "reshape", "flatten", "ravel"})
 """These keep the elements, and a flat form keeps what is said of them."""
@@ -78,12 +81,11 @@ class GradientValues(Tensor):
         if name in _OF_VALUES or name in ("__repr__", "__format__", "__hash__"):
             return without_override(func, types, args, kwargs)
         if name in SIZES:
-            return size_of_table(name, own._table, args[1:])
+            return own._size(name, args[1:])
         others = [*args, *kwargs.values()]
         is_alone = all(each is own or not isinstance(each, Tensor) or _is_number(each) for each in others)
-        if (bare in _ELEMENTWISE and is_alone and not name.endswith("_")) or (
-            name.startswith("__") and bare in _ELEMENTWISE
-        ):
+        is_elementwise = bare in _ELEMENTWISE and name not in _OF_ONE
+        if is_elementwise and ((is_alone and not name.endswith("_")) or name.startswith("__")):
             return own._mapped(func, args, kwargs)
         if name in _FLAT and args[1:] in ((), (-1,), ((-1,),), ([-1],)) and not kwargs:
             return GradientValues.of(own.plain().reshape(-1), own.ids, own._table, own._owner, own._rest)
@@ -98,12 +100,25 @@ class GradientValues(Tensor):
             "any and all count them; .ids and plain() give the rows that are held"
         )
 
-    def _mapped(self, func: Any, args: Any, kwargs: Any) -> GradientValues:
-        def called(value: Tensor) -> Tensor:
+    def _size(self, name: str, args: Any) -> Any:
+        """The answer to a function of `SIZES`: that of the whole gradient, and of a vector in its flat form."""
+        size = size_of_table(name, self._table, args)
+        if self.plain().dim() > 1 or name in ("numel", "nelement"):
+            return size
+        vector = (1,) if name == "stride" else torch.Size((size_of_table("numel", self._table, ()),))
+        if name in ("shape", "size", "stride"):
+            return vector[args[0]] if args else vector
+        return vector[0] if name == "__len__" else 1
+
+    def _mapped(self, func: Any, args: Any, kwargs: Any) -> Any:
+        def called(value: Tensor) -> Any:
             return func(*(value if each is self else each for each in args), **kwargs)
 
         with torch.no_grad():
-            return GradientValues.of(called(self.plain()), self.ids, self._table, self._owner, called(self._rest))
+            found = called(self.plain())
+            if not isinstance(found, Tensor):  # The name of a type, or no operation with such an operand.
+                return found
+            return GradientValues.of(found, self.ids, self._table, self._owner, called(self._rest))
 
     def _others(self) -> int:
         """How many elements are not held."""
@@ -171,4 +186,4 @@ def is_reading(name: str) -> bool:
     """Whether `GradientValues` take a function, so that it may read a gradient."""
     bare = plain_name(name)
     is_in_place = (name.endswith("_") and not name.startswith("__")) or name.startswith("__i")
-    return not is_in_place and (bare in _ELEMENTWISE or name in _FLAT or bare in _REDUCTIONS)
+    return not is_in_place and name not in _OF_ONE and (bare in _ELEMENTWISE or name in _FLAT or bare in _REDUCTIONS)

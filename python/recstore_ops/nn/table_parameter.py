@@ -21,10 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from recstore_ops.nn.allowed import (
     OF_SCALAR,
     SIZES,
+    TEXTS,
+    StandIn,
     check_is_stepped,
     dense_step,
-    flat,
-    function_name,
     is_of_compiler,
     is_of_optimizer,
     plain_name,
@@ -35,21 +35,21 @@ from recstore_ops.nn.gradient_hooks import GradientHooks, Hook
 from recstore_ops.nn.gradient_values import GradientValues, is_reading
 from recstore_ops.nn.table_rows import RULES, RowsOfTable
 from recstore_ops.ops import asked_gradients
+from recstore_ops.table.copied_values import flat, function_name
 from recstore_ops.table.refusals import refused_for_rows, refused_for_sharded_hooks
 from recstore_ops.table.table import Table, open_tables
 
 # Each module's share may be scaled by itself, and the sum is scaled.
 _SCALED = {"mul_", "multiply_", "div_", "divide_", "true_divide_", "_foreach_mul_", "_foreach_div_"}
-_CLAMPED = {
-    *("clamp_", "clip_", "clamp_min_", "clamp_max_", "nan_to_num_"),
-    *("_foreach_clamp_min_", "_foreach_clamp_max_"),
-}
-_REACHING = {"_foreach_norm"} | _SCALED | _CLAMPED
+# These are zero for zero, or are refused.
+_CLAMPED = {"clamp_", "clip_", "clamp_min_", "clamp_max_", "nan_to_num_"}
+_CLAMPED_LISTS = {"_foreach_clamp_min_", "_foreach_clamp_max_"}
+_REACHING = {"_foreach_norm"} | _CLAMPED_LISTS | _SCALED
 # `GradScaler.unscale_` of a dense optimizer: that of the `SparseOptimizer` unscales what was collected.
-_ABOUT_THE_SCALAR = {"requires_grad_", "detach_", "_amp_foreach_non_finite_check_and_unscale_"}
+_ABOUT_THE_SCALAR = {"requires_grad_", "_amp_foreach_non_finite_check_and_unscale_"}
 
 
-class StandInGradient(Tensor):
+class StandInGradient(StandIn, Tensor):
     """A zero, through which some functions reach the merged gradients `[U, dim]` of a table.
 
     Norms, `isnan`, `isinf` and `isfinite` are theirs. `mul_`, `div_`, `clamp_` and `nan_to_num_` change them, and
@@ -63,7 +63,7 @@ class StandInGradient(Tensor):
     def of(table: Table, like: Tensor, owner: str) -> StandInGradient:
         """Returns the gradient of a stand-in; errors name its `owner`."""
         with _disable_current_modes():  # Tracers look at the `.grad` of what they trace.
-            grad = torch.zeros_like(like).as_subclass(StandInGradient)
+            grad = Tensor._make_subclass(StandInGradient, torch.zeros_like(like))
         grad._table, grad._owner = table, owner
         return grad
 
@@ -92,7 +92,7 @@ class StandInGradient(Tensor):
             return torch.zeros(1, dtype=torch.float32, device="cpu")
         return lent.view(-1)
 
-    def values(self, function: str) -> GradientValues:
+    def read_by(self, function: str) -> GradientValues:
         """A copy of the collected gradients, merged, for a function to read; errors as those of `merged`."""
         self.merged(function)
         ids, rows = self._table.lent()
@@ -117,8 +117,10 @@ class StandInGradient(Tensor):
         name, kwargs = function_name(func), kwargs or {}
         grad = _stand_ins([*args, *kwargs.values()])[0]
         # `p.grad.data.mul_()` and `p.grad.detach().zero_()` are to reach the table too, and not a plain zero.
-        if name in ("detach", "data"):
+        if name in ("detach", "detach_", "data"):
             return args[0]
+        if name in TEXTS:
+            return f'StandInGradient(table "{grad._table.name}")'
         if name in OF_SCALAR or name in _ABOUT_THE_SCALAR or name == "grad" or is_of_compiler(name):
             return without_override(func, types, args, kwargs)
         if own := _stand_ins(args[:1]):
@@ -130,16 +132,23 @@ class StandInGradient(Tensor):
                 return without_override(func, types, args, kwargs)
             if name in _REACHING:
                 return _reached(func, *args, **kwargs)
+            if name in _CLAMPED:
+                return grad.assign(_reading(name)(grad.read_by(name), *args[1:], **kwargs))
             if name == "data=":
                 return own[0].assign(args[1])
         if dense_step():
             return without_override(func, types, args, kwargs)
         if is_reading(name):
             target = kwargs.pop("out", None)
-            values = [each.values(name) if isinstance(each, StandInGradient) else each for each in args]
+            values = [each.read_by(name) if isinstance(each, StandInGradient) else each for each in args]
             found = func(*values, **kwargs)
             return found if target is None else target.assign(found)
         raise grad._refusal(name, "it stands for what the table collected, which mul_, div_, clamp_ and zero_ change")
+
+
+def _reading(function: str) -> Callable[..., Any]:
+    """The function that gives what one in place would write."""
+    return getattr(torch, plain_name(function))
 
 
 def _stand_ins(values: Iterable[Any]) -> list[StandInGradient]:
@@ -155,11 +164,15 @@ def _reached(func: Any, grads: Any, *others: Any, **options: Any) -> Any:
     name = func.__name__
     if isinstance(grads, StandInGradient):
         result = func(grads.merged(name), *map(_near, others), **options)
-        return grads if name in _SCALED | _CLAMPED else result.to(grads.device)
+        return grads if name in _SCALED else result.to(grads.device)
     results: list[Tensor] = []
     for place, grad in enumerate(grads):
         own = [[other[place]] if isinstance(other, list | tuple) else other for other in others]
-        if isinstance(grad, StandInGradient):
+        if isinstance(grad, StandInGradient) and name in _CLAMPED_LISTS:
+            bound = own[0][0] if isinstance(own[0], list) else own[0]
+            grad.assign(_reading(name)(grad.read_by(name), _near(bound)))
+            found = None
+        elif isinstance(grad, StandInGradient):
             found = func([grad.merged(name)], *map(_near, own), **options)
         else:
             found = func([grad], *own, **options)
@@ -180,10 +193,10 @@ _own = torch._C.TensorBase
 def _scalar_of(parameter: Tensor) -> Tensor:
     """The scalar behind a stand-in, without its meaning."""
     with torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
-        return _own.detach(parameter).as_subclass(Tensor)
+        return Tensor._make_subclass(Tensor, parameter)
 
 
-class TableParameter(nn.Parameter):
+class TableParameter(StandIn, nn.Parameter):
     """A scalar in the place of a table; `TableParameter.of` makes one."""
 
     _reference: weakref.ref[Table]
@@ -207,11 +220,14 @@ class TableParameter(nn.Parameter):
         if name == "with_effects":
             return without_override(func, types, args, kwargs)
         # `get_gradient_edge` of torch finds the node of a leaf by `view_as`; `backward` has it among its `inputs`.
-        if (name == "view_as" and args[0] is args[1]) or func in (torch.autograd.backward, Tensor.backward):
+        is_input = name == "backward" and not any(isinstance(each, TableParameter) for each in flat(args[:1]))
+        if (name == "view_as" and args[0] is args[1]) or is_input:
             return without_override(func, types, args, kwargs)
         if name in OF_SCALAR or is_of_compiler(name):
             return without_override(func, types, args, kwargs)
         own = next(each for each in flat([*args, *kwargs.values()]) if isinstance(each, TableParameter))
+        if name in TEXTS:
+            return f'TableParameter(table "{own._table.name}", requires_grad={own.requires_grad})'
         if name in SIZES and args[0] is own:
             return size_of_table(name, own._table, args[1:])
         # Some optimizers make their state before the first step.

@@ -19,15 +19,16 @@ from torch import Tensor
 from recstore_ops.nn.allowed import (
     OF_SCALAR,
     SIZES,
+    TEXTS,
+    StandIn,
     dense_step,
-    flat,
-    function_name,
     is_of_compiler,
     plain_name,
     size_of_table,
     without_override,
 )
 from recstore_ops.ops import operators
+from recstore_ops.table.copied_values import flat, function_name
 from recstore_ops.table.refusals import refuse_shared_rows, refused_for_average, refused_for_rows
 from recstore_ops.table.table import Table
 
@@ -38,7 +39,7 @@ _Terms = dict[int, tuple[Table, float]]
 _Counts = tuple[int, ...]
 
 
-class RowsOfTable(Tensor):
+class RowsOfTable(StandIn, Tensor):
     """A scalar that stands for the rows of a table, or for a weighted sum of those of several.
 
     Sums, differences, products and quotients by numbers and `lerp` give another one. In-place ones, and `copy_`, write
@@ -68,6 +69,8 @@ class RowsOfTable(Tensor):
         own = next(each for each in flat([*args, *kwargs.values()]) if isinstance(each, RowsOfTable))
         if name in SIZES and args[0] is own:
             return size_of_table(name, own.table, args[1:])
+        if name in TEXTS:
+            return "RowsOfTable(" + ", ".join(f'table "{table.name}"' for table, _ in own._terms.values()) + ")"
         if name.startswith("_foreach_"):
             return _each(func, types, args, kwargs)
         if name in ("detach", "data") and args[0] is own:
@@ -85,7 +88,7 @@ class RowsOfTable(Tensor):
 
 
 def _summed(scalar: Tensor, terms: _Terms, owner: str, counts: dict[int, _Counts] | None = None) -> RowsOfTable:
-    rows = scalar.as_subclass(RowsOfTable)
+    rows = Tensor._make_subclass(RowsOfTable, scalar)
     rows._terms, rows._owner, rows._counts = terms, owner, counts or {}
     return rows
 

@@ -31,7 +31,7 @@ class StateTensor(CopiedValues):
 
     def _new(self, values: Tensor) -> Tensor:
         # A clone may be changed, and is still of no fixed size to `torch.distributed.checkpoint`.
-        return values.as_subclass(StateTensor)
+        return values.as_subclass(StateTensor) if values.layout == torch.strided else values
 
     def __create_write_items__(self, name: str, value: Any) -> list[Any]:
         # Private in torch, and imported here: only saves by `torch.distributed.checkpoint` come this way.
@@ -52,7 +52,7 @@ def add_rows(table: Table, state: MutableMapping[str, Any], prefix: str) -> None
     if not are_tables_left_out():
         ids_N, rows_ND = table_rows(table)
         for key, values in ((_IDS, ids_N), (_ROWS, rows_ND)):
-            state[prefix + key] = values.as_subclass(StateTensor).refusing(
+            state[prefix + key] = Tensor._make_subclass(StateTensor, values).refusing(
                 f'"{prefix}{key}" of a state: it is a copy, which changes no row of table "{table.name}"; change a '
                 "clone and give that to load_state_dict, or average models by torch.optim.swa_utils"
             )

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
+
+
+def function_name(func: Any) -> str:
+    """The name of a function of torch: of the getter of an attribute that name, of its setter with `=`."""
+    name = func.__name__
+    if name in ("__get__", "__set__", "__delete__"):
+        owner = func.__self__
+        of = owner.fget if isinstance(owner, property) else owner
+        return of.__name__ + ("" if name == "__get__" else "=")
+    return name
+
+
+def flat(values: Iterable[Any]) -> list[Any]:
+    """Arguments, and the items of those that are lists."""
+    return [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
+
 
 _KEPT = frozenset({"requires_grad_", "detach_", "share_memory_", "__setstate__"})
 """Methods that end like those that write values, and write none."""
@@ -24,13 +42,20 @@ class CopiedValues(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func.__self__.__name__ + "=" if func.__name__ == "__set__" else func.__name__
+        name = function_name(func)
         written = args[:1] if _is_write(name) else ()
-        targets = [each for each in _flat([*written, kwargs.get("out")]) if isinstance(each, CopiedValues)]
+        targets = [each for each in flat([*written, kwargs.get("out")]) if isinstance(each, CopiedValues)]
         for each in targets:
             each._begin_write(name)
+        copies = [each for each in flat([*args, *kwargs.values()]) if isinstance(each, CopiedValues)]
         with DisableTorchFunctionSubclass():
+            versions = [_version(each) for each in copies]
             found = func(*args, **kwargs)
+            changed = [each for each, version in zip(copies, versions, strict=True) if _version(each) != version]
+        # Functions whose names do not tell that they write, such as `relu(x, inplace=True)`.
+        for each in changed:
+            if not any(each is target for target in targets):
+                each._refuse(name)
         for each in targets:
             each._end_write()
         own = args[0] if args else None
@@ -44,6 +69,9 @@ class CopiedValues(Tensor):
         Raises:
             RuntimeError: it may not.
         """
+        self._refuse(function)
+
+    def _refuse(self, function: str) -> None:
         if self._refusal:
             raise RuntimeError(f'"{function}" of {self._refusal}')
 
@@ -58,6 +86,15 @@ class CopiedValues(Tensor):
         """What has the memory of the values."""
         return values.as_subclass(type(self)).refusing(self._refusal)
 
+    def set_(self, *args: Any) -> Tensor:  # type: ignore[override]
+        """Refused as a write; torch asks no override for this one."""
+        self._begin_write("set_")
+        return super().set_(*args)
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
 
 def _is_write(name: str) -> bool:
     if name in _KEPT:
@@ -69,12 +106,9 @@ def _is_write(name: str) -> bool:
 _OF_INT = frozenset({"__init__", "__invert__", "__int__", "__index__", "__instancecheck__", "__init_subclass__"})
 
 
-def _flat(values: Any) -> list[Any]:
-    return [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
-
-
 def _is_view(found: Tensor, own: Tensor) -> bool:
     with DisableTorchFunctionSubclass():
-        if found.is_meta or own.is_meta:
+        # Others have no storage of values.
+        if found.is_meta or own.is_meta or found.layout != torch.strided or found.is_mkldnn:
             return False
         return found.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
