@@ -9,6 +9,7 @@ import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,7 +123,7 @@ def arguments() -> dict[str, list[Any]]:
     for name, function in functions().items():
         for args in [by_hand] if (by_hand := _BY_HAND.get(name.split(".")[-1])) else _candidates():
             try:
-                with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+                with torch.no_grad(), _quiet():
                     result = called(function, name, args, START.clone())
             except Exception:  # Any error says that these are not its arguments.
                 continue
@@ -192,6 +193,13 @@ def called(function: Callable[..., Any], name: str, args: list[Any], subject: An
     return function(*given, **named)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def plain(value: Any, side: Side) -> Any:
     """A result as a value of torch: what stands for a matrix as that matrix."""
     if isinstance(value, StandInGradient):
@@ -229,7 +237,7 @@ def call(name: str, args: list[Any], subject: str, side: Side) -> tuple[Any, Exc
     """What a call gives, or its error."""
     torch.manual_seed(0)
     try:
-        with torch.set_grad_enabled(subject == "parameter"), warnings.catch_warnings(action="ignore"):
+        with torch.set_grad_enabled(subject == "parameter"), _quiet():
             return called(functions()[name], name, args, SUBJECTS[subject](side)), None
     except Exception as error:  # Every error is a result here.
         return None, error

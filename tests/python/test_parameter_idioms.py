@@ -218,7 +218,7 @@ REFUSED: dict[str, tuple[str, Idiom]] = {
 }
 
 
-@pytest.mark.parametrize("function, idiom", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("function", "idiom"), REFUSED.values(), ids=REFUSED)
 def test_a_refusal_names_table_and_function_and_changes_nothing(
     function: str, idiom: Idiom, table_name: Callable[[], str]
 ) -> None:

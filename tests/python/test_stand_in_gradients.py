@@ -195,7 +195,7 @@ def test_a_sharded_table_says_which_function_sees_all_ranks(
 @pytest.mark.parametrize("norm", [lambda p: p.square().sum(), lambda p: p.norm(), lambda p: (p**2).mean()])
 def test_a_penalty_on_all_parameters_is_refused(norm: Callable[[Any], Any], table_name: Callable[[], str]) -> None:
     model = nn.ModuleList([nn.Linear(2, 1), DistEmbedding(NUM, 2, table_name(), **OPTIONS)])
-    with pytest.raises(AttributeError, match='over table ".*" has no "(square|norm|pow)": weight'):
+    with pytest.raises(AttributeError, match=r'over table ".*" has no "(square|norm|pow)": weight'):
         sum(norm(parameter) for parameter in model.parameters())
 
 

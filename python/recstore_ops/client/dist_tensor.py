@@ -273,7 +273,10 @@ for _name in (
     *("contains", "reversed"),
     *(
         prefix + name
-        for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+        for name in (
+            *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+            *("and", "or", "xor", "lshift", "rshift"),
+        )
         for prefix in ("", "r", "i")
     ),
 ):

@@ -19,7 +19,7 @@ from recstore_ops.table.table import Table
 
 
 class StandIn:
-    """What stands for a table, or for a part of one."""
+    """A tensor in the place of a table, or of a part of one."""
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:
         """Refused as other functions are; torch asks no override for this one."""
@@ -63,9 +63,9 @@ OF_SCALAR = frozenset(
         *("_has_compatible_shallow_copy_type", "_typed_storage", "__cuda_array_interface__"),
     }
 )
-"""What the scalar itself says: how it lies, and what kind of tensor it is."""
+"""The scalar itself answers these: how it lies, and which kind of tensor it is."""
 SIZES = frozenset({"shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "__len__", "stride"})
-"""What the table says of its matrix."""
+"""The table answers these, about its matrix."""
 TEXTS = frozenset({"__repr__", "__format__"})
 
 

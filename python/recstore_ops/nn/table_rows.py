@@ -2,7 +2,7 @@
 
 `torch.optim.swa_utils.AveragedModel` and loops over two models' `parameters()` average tensors in place. For a table
 they are given a scalar, the stand-in, detached or as its `data`. As a `RowsOfTable` it notes which sum of rows an
-expression over such scalars stands for, and writing it to one averages the rows themselves. A clone is of a table of
+expression over such scalars stands for, and writing it to one averages the rows themselves. A clone has a table of
 its own, which keeps the rows as they are.
 """
 
@@ -49,7 +49,7 @@ class RowsOfTable(StandIn, Tensor):
     _terms: _Terms
     _owner: str
     _counts: dict[int, _Counts]
-    """What each table of a sum had counted when the sum was made; none are of a table's own rows."""
+    """The counts of the tables of a sum when it was made; the rows of one table have none."""
 
     @staticmethod
     def of(table: Table, scalar: Tensor, owner: str) -> RowsOfTable:
@@ -94,7 +94,7 @@ def _summed(scalar: Tensor, terms: _Terms, owner: str, counts: dict[int, _Counts
 
 
 def _counts_of(table: Table) -> _Counts:
-    """What a change of rows counts."""
+    """The counts that every change of rows raises."""
     found = table.statistics()
     return tuple(found[name] for name in ("step", "inserts", "updates", "deletes", "evictions"))
 

@@ -58,7 +58,7 @@ def unshared(tensor: Tensor) -> Tensor:
 
 
 hooked: dict[int, Callable[[], None]] = {}
-"""What is called before a collector gets gradients, by its number: hooks are about those of one pass alone."""
+"""A function for each collector with hooks, by its number, called before it gets the gradients of a pass."""
 
 
 def begin_pass(collectors: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Tensors that are copies of what a table holds, where torch has views: a write to one would reach no table."""
+"""Tensors that are copies of a table's rows. Torch has views in their place: a write to one would reach no table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def function_name(func: Any) -> str:
     name = func.__name__
     if name in ("__get__", "__set__", "__delete__"):
         owner = func.__self__
-        of = owner.fget if isinstance(owner, property) else owner
+        of: Any = owner.fget if isinstance(owner, property) else owner
         return of.__name__ + ("" if name == "__get__" else "=")
     return name
 
@@ -79,11 +79,11 @@ class CopiedValues(Tensor):
         """Called after a function has written to the values."""
 
     def _new(self, values: Tensor) -> Tensor:
-        """What a function made of the values, in memory of its own."""
+        """The result of a function, in memory of its own."""
         return values
 
     def _view(self, values: Tensor) -> Tensor:
-        """What has the memory of the values."""
+        """A view of the values."""
         return values.as_subclass(type(self)).refusing(self._refusal)
 
     def set_(self, *args: Any) -> Tensor:  # type: ignore[override]
