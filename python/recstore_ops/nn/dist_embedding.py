@@ -1,6 +1,5 @@
 """`DistEmbedding`: `torch.nn.Embedding` over a table that grows by id."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +30,7 @@ from recstore_ops.state.rows import rows_by_id
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.existing import check_choice, note_module, settle_existing
 from recstore_ops.table.owners import is_owned, keep, opening
+from recstore_ops.table.program_line import warn_program
 from recstore_ops.table.refusals import NO_MAX_NORM
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table, disagreeing_on_error
@@ -365,9 +365,8 @@ def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
     for key in {"lr", "alpha", "weight_decay"} & asked.keys():
         value, kept_value = asked[key], kept.get(key, kept.get("alpha"))
         if kept_value != value:
-            warnings.warn(
-                f'table "{table.name}" exists and keeps {key}={kept_value}, not {value}; {_way_to_change(key)}',
-                stacklevel=5,  # The call of the constructor, behind what checks its keywords and closes the module.
+            warn_program(
+                f'table "{table.name}" exists and keeps {key}={kept_value}, not {value}; {_way_to_change(key)}'
             )
 
 
