@@ -163,7 +163,7 @@ def test_keys_of_other_names_are_told(kind: Kind, table_name: Callable[[], str])
         target.load_state_dict(state)
     found = target.load_state_dict(state, strict=False)
     assert sorted(found.unexpected_keys) == sorted(state)
-    assert sorted(found.missing_keys) == sorted(source.state_dict())
+    assert sorted(found.missing_keys) == sorted(key for key in source.state_dict() if not key.endswith("ids_check"))
     assert rows_of(target).eq(0).all()
 
 

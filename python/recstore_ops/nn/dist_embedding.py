@@ -25,6 +25,7 @@ from recstore_ops.ops import operators
 from recstore_ops.ops.operators import eager_only
 from recstore_ops.sharding.ownership import write_own
 from recstore_ops.sharding.rows import Request
+from recstore_ops.state.ids_check import check_of_ids
 from recstore_ops.state.keys import add_rows, load_rows
 from recstore_ops.state.rows import rows_by_id
 from recstore_ops.table.checks import check_ids
@@ -266,6 +267,10 @@ class TableModule(ClosedModule):
     def rows(self) -> Tensor:
         """All rows, in the row type, `[N, embedding_dim]`, those of rising ids; `state_dict` holds them so."""
         return rows_by_id(self.table)[1]
+
+    def ids_check(self) -> Tensor:
+        """The check of the ids that `state_dict` holds, int64 `[32]`; `load_state_dict` compares it with theirs."""
+        return check_of_ids(self.ids())
 
     def extra_repr(self) -> str:
         size = "open" if self.num_embeddings is None else self.num_embeddings
