@@ -50,7 +50,7 @@ each_way = pytest.mark.parametrize("way", WAYS)
 
 
 def models(ids: Tensor, table_name: Callable[[], str], count: int) -> list[Any]:
-    made = [nn.Sequential(DistEmbedding(None, DIM, table_name(), **OPTIONS)) for _ in range(count)]
+    made: list[Any] = [nn.Sequential(DistEmbedding(None, DIM, table_name(), **OPTIONS)) for _ in range(count)]
     for number, model in enumerate(made):
         model[0].weight[ids] = torch.full((len(ids), DIM), 2.0**number)
     return made

@@ -63,6 +63,11 @@ def add_rows(table: Table, state: MutableMapping[str, Any], prefix: str) -> None
             )
 
 
+def keys_of(prefix: str) -> list[str]:
+    """The keys of a table in a state, behind the prefix of its module."""
+    return [prefix + key for key in (_IDS, _ROWS, _CHECK)]
+
+
 def check_state(table: Table, state: MutableMapping[str, Any], prefix: str) -> bool:
     """Checks what a state holds of a table, and returns whether it holds anything; raises as `load_rows`."""
     return _is_found(table, state, prefix, check_rows)
