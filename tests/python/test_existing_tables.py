@@ -187,6 +187,37 @@ def test_a_cell_that_runs_again_warns_each_time(table_name: Callable[[], str]) -
     assert len(caught) == 2
 
 
+STATE = (
+    'table "{}" keeps exp_avg, exp_avg_sq of an earlier SparseOptimizer, and a new one goes on with them, where one of '
+    'torch.optim begins without: on_existing="share" says that this is meant'
+)
+
+
+def test_an_optimizer_made_anew_over_what_another_left_warns_each_time(
+    table_name: Callable[[], str], tmp_path: Any
+) -> None:
+    name = table_name()
+    model = build(name, optimizer="adam")
+    assert said(lambda: SparseOptimizer(modules=[model])) == []
+    assert said(lambda: [fit(model) for _ in range(3)]) == [STATE.format(name)] * 2
+    with pytest.warns(UserWarning, match="keeps exp_avg") as caught:
+        SparseOptimizer(modules=[model])
+    assert [each.filename for each in caught] == [__file__]
+    assert said(lambda: SparseOptimizer(modules=[model], on_existing="share")) == []
+    checkpoint.save(tmp_path)
+    checkpoint.load(tmp_path)
+    assert said(lambda: SparseOptimizer(modules=[model])) == []  # It goes on from the checkpoint.
+    again = build(name, optimizer="adam", on_existing="share")
+    assert said(lambda: SparseOptimizer(modules=[again])) == []  # The module said that it is meant.
+    with pytest.raises(ValueError, match=r'SparseOptimizer: on_existing must be "share" or None, got \'reset\''):
+        SparseOptimizer(modules=[model], on_existing="reset")  # pyright: ignore[reportArgumentType]
+
+
+def test_an_optimizer_that_another_left_nothing_for_says_nothing(table_name: Callable[[], str]) -> None:
+    model = build(table_name())  # Plain SGD keeps rows alone.
+    assert said(lambda: [fit(model) for _ in range(3)]) == []
+
+
 class Twins(nn.Module):
     """Two modules over one table, which they share by design."""
 

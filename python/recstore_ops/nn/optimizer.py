@@ -7,7 +7,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from recstore_ops.servers import store
 from recstore_ops.sharding.gradient_norm import clip_sharded_norm
 from recstore_ops.sharding.rows import check_other_ranks
 from recstore_ops.state.rows import native_state, optimizer_state
-from recstore_ops.table.existing import times_loaded
+from recstore_ops.table.existing import note_stepped, times_loaded, warn_of_kept_state
 from recstore_ops.table.table import Table, learning_rates, open_tables
 
 Tables = nn.Module | Table
@@ -57,9 +57,12 @@ class SparseOptimizer(torch.optim.Optimizer):
         lr: the learning rate of all tables, except those whose rate was set by hand with `set_learning_rate`; by
             default each table's own.
         modules: modules and tables that `step()` and `zero_grad()` are about.
+        on_existing: `share` goes on without a warning with what an earlier optimizer of these modules left beside the
+            rows, as averages of gradients; by default a table that keeps such is warned of each time.
 
     Raises:
-        ValueError: a learning rate out of range, modules without any table, or parameters in the place of modules.
+        ValueError: a learning rate out of range, modules without any table, parameters in the place of modules, or
+            another `on_existing`.
     """
 
     __module__ = "recstore_ops"
@@ -69,7 +72,10 @@ class SparseOptimizer(torch.optim.Optimizer):
         kv_client: RecStoreClient | nn.Module | Table | Sequence[Tables] | None = None,
         lr: float | None = None,
         modules: nn.Module | Table | Sequence[Tables] | None = None,
+        on_existing: Literal["share"] | None = None,
     ) -> None:
+        if on_existing not in (None, "share"):
+            raise ValueError(f'SparseOptimizer: on_existing must be "share" or None, got {on_existing!r}')
         client, self._modules = _client_and_modules(kv_client, modules)
         self.kv_client = client or get_kv_client()
         self._lr = None if lr is None else check_learning_rate(lr)
@@ -91,6 +97,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         note_stepper(self, tables)
         self._bring_together([(table, _group_of(table, groups)) for table in tables])
         _optimizers.add(self)
+        if on_existing is None:
+            warn_of_kept_state(tables)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SparseOptimizer":
         """An optimizer of copies of the modules, at the same learning rates; hooks are not copied, as in torch.
@@ -419,6 +427,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         if [reference() for reference in self._stepped] != tables:
             self._seen.update(tables)
             note_stepper(self, tables)
+            note_stepped(tables)
             self._stepped = [weakref.ref(table) for table in tables]
             self._followed = None
 

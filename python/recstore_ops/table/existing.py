@@ -13,6 +13,7 @@ import gc
 import sys
 import weakref
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from torch import nn
@@ -39,6 +40,9 @@ _before: dict[int, tuple[int, int]] = {}
 _loads: Counter[int] = Counter()
 """How often each table got the rows of a checkpoint, by its number."""
 
+_stepped: dict[int, int] = {}
+"""How often each table was loaded when an optimizer last stepped it, by its number; not once a module is made anew."""
+
 _models: dict[int, weakref.ref[nn.Module]] = {}
 """In whose constructor a module over each table was made last, by the table's number."""
 
@@ -63,11 +67,29 @@ def note_module(table: Table) -> None:
     number = table.table_id
     if number not in _before:
         _before[number] = _progress(number)
+    _stepped.pop(number, None)
     model = _model_in_making()
     if model is None:
         _models.pop(number, None)
     else:
         _models[number] = weakref.ref(model)
+
+
+def note_stepped(tables: Iterable[Table]) -> None:
+    """Notes that an optimizer stepped tables, for one that is made after it over the same modules."""
+    _stepped.update({table.table_id: times_loaded(table) for table in tables})
+
+
+def warn_of_kept_state(tables: Iterable[Table]) -> None:
+    """Warns of tables that an optimizer stepped before, and that keep more than rows, for a new one."""
+    stepped = [table for table in tables if _stepped.get(table.table_id) == times_loaded(table)]
+    kept = {table.name: [name for name, _ in store.table_slots(table.name) or []] for table in stepped}
+    for name, slots in kept.items():
+        if slots:
+            warn_program(
+                f'table "{name}" keeps {", ".join(slots)} of an earlier SparseOptimizer, and a new one goes on with '
+                'them, where one of torch.optim begins without: on_existing="share" says that this is meant'
+            )
 
 
 def note_loaded(names: list[str]) -> None:

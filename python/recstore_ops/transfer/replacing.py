@@ -133,7 +133,7 @@ def replace_embeddings(
     # Only when all are made: until here an error leaves the model as it was.
     for found, module in made:
         found.put(module)
-    return ReplacedEmbeddings(model, SparseOptimizer(modules=[model]), plan.tables_by_path())
+    return ReplacedEmbeddings(model, SparseOptimizer(modules=[model], on_existing="share"), plan.tables_by_path())
 
 
 def _check_types(prefix: Any, grows: Any) -> None:
