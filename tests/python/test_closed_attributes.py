@@ -62,7 +62,7 @@ def test_a_derived_class_has_attributes_of_its_own(table_name: Callable[[], str]
     module = Scaled(table_name())
     module.scale = 3.0
     assert sorted(name for name, _ in module.named_parameters()) == ["top.bias", "top.weight", "weight"]
-    assert list(module.state_dict()) == ["ids", "rows", "top.weight", "top.bias"]
+    assert list(module.state_dict()) == ["ids", "rows", "ids_check", "top.weight", "top.bias"]
     module.double()
     assert (module.top.weight.dtype, module.output_dtype) == (torch.float64, torch.float64)
     with pytest.raises(AttributeError, match='takes no "scales"'):

@@ -1,6 +1,5 @@
 """`DistEmbedding`: `torch.nn.Embedding` over a table that grows by id."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,11 +25,13 @@ from recstore_ops.ops import operators
 from recstore_ops.ops.operators import eager_only
 from recstore_ops.sharding.ownership import write_own
 from recstore_ops.sharding.rows import Request
+from recstore_ops.state.ids_check import check_of_ids
 from recstore_ops.state.keys import add_rows, load_rows
 from recstore_ops.state.rows import rows_by_id
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.existing import check_choice, note_module, settle_existing
 from recstore_ops.table.owners import is_owned, keep, opening
+from recstore_ops.table.program_line import warn_program
 from recstore_ops.table.refusals import NO_MAX_NORM
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table, disagreeing_on_error
@@ -267,6 +268,10 @@ class TableModule(ClosedModule):
         """All rows, in the row type, `[N, embedding_dim]`, those of rising ids; `state_dict` holds them so."""
         return rows_by_id(self.table)[1]
 
+    def ids_check(self) -> Tensor:
+        """The check of the ids that `state_dict` holds, int64 `[32]`; `load_state_dict` compares it with theirs."""
+        return check_of_ids(self.ids())
+
     def extra_repr(self) -> str:
         size = "open" if self.num_embeddings is None else self.num_embeddings
         text = f"{size}, {self.embedding_dim}, name={self.name!r}"
@@ -365,9 +370,8 @@ def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
     for key in {"lr", "alpha", "weight_decay"} & asked.keys():
         value, kept_value = asked[key], kept.get(key, kept.get("alpha"))
         if kept_value != value:
-            warnings.warn(
-                f'table "{table.name}" exists and keeps {key}={kept_value}, not {value}; {_way_to_change(key)}',
-                stacklevel=5,  # The call of the constructor, behind what checks its keywords and closes the module.
+            warn_program(
+                f'table "{table.name}" exists and keeps {key}={kept_value}, not {value}; {_way_to_change(key)}'
             )
 
 

@@ -76,9 +76,13 @@ class HashTableRegister:
                 f'a HashTable named "{name}" exists, {claim.description}; a second one was requested, {description}'
             )
 
-    def register(self, name: str, description: str) -> "NameClaim":
-        """Takes the name for as long as the returned claim is alive; raises as `check_free`."""
-        self.check_free(name, description)
+    def register(self, name: str, description: str, is_new: bool = False) -> "NameClaim":
+        """Takes the name for as long as the returned claim is alive; raises as `check_free`.
+
+        With `is_new` it is about a table that was just made, and one that was given up for it has the name no more.
+        """
+        if not is_new:
+            self.check_free(name, description)
         claim = NameClaim(name, description)
         self._claims[name] = claim
         return claim
@@ -165,10 +169,11 @@ class HashTable(TableModule):
             _check_arguments(grad_reduce_by, insert_on_lookup, options.get("admission"), num_workers)
             description = _description(shape, lr, options)
             # Before the table is opened: a name that is taken must leave no table behind.
-            HashTableRegister().check_free(name, description)
+            if options.get("on_existing") != "reset":
+                HashTableRegister().check_free(name, description)
         super().__init__(num_embeddings, math.prod(shape), name, lr=lr, **options)
         # Only now: a table that could not be opened leaves its name free, even while its error is looked at.
-        self._claim = HashTableRegister().register(name, description)
+        self._claim = HashTableRegister().register(name, description, self.table.is_new)
         # `accept_grad` is no exchange, so ranks compare before each step whether one of them refuses it.
         self.table.is_given_gradients = True
         self.embedding_shape = shape
@@ -266,6 +271,7 @@ class HashTable(TableModule):
 
     def evict(self, dry_run: bool = False, *, ttl: int | None = None) -> Tensor:
         """Takes away the rows that `eviction` chooses from the table as it is now; see `RecStoreClient.evict`."""
+        self.table.statistics()  # An error, if another table has the name by now.
         return evict(self.name, dry_run, ttl)
 
     def clear(self) -> None:

@@ -9,6 +9,7 @@ row.
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -31,6 +32,7 @@ from recstore_ops.nn.allowed import (
     size_of_table,
     without_override,
 )
+from recstore_ops.nn.frozen_states import leave_out_of_state
 from recstore_ops.nn.gradient_hooks import GradientHooks, Hook
 from recstore_ops.nn.gradient_values import GradientValues, is_reading
 from recstore_ops.nn.table_rows import RULES, RowsOfTable
@@ -254,7 +256,9 @@ class TableParameter(StandIn, nn.Parameter):
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
         """Whether the table collects gradients through this module."""
-        return self._table.requires_grad
+        if self._table.requires_grad or torch.compiler.is_compiling():
+            return self._table.requires_grad
+        return leave_out_of_state(sys._getframe(1))
 
     @requires_grad.setter
     def requires_grad(self, requires_grad: bool) -> None:
