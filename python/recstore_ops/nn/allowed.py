@@ -88,7 +88,8 @@ def plain_name(name: str) -> str:
 
 def is_of_compiler(name: str) -> bool:
     """Whether torch itself asks how the scalar lies, to make one of its own of it; initializers ask for the rows."""
-    if name not in SIZES or name == "__len__":
+    # Of code that the compiler traces, programs ask.
+    if name not in SIZES or name == "__len__" or torch.compiler.is_dynamo_compiling():
         return False
     file = "" if TracingContext.try_get() is not None else sys._getframe(2).f_code.co_filename
     return not file or (file.startswith(_OF_TORCH) and file != _INITIALIZERS)

@@ -25,6 +25,7 @@ from recstore_ops.nn.dist_embedding import TableModule
 from recstore_ops.nn.functional import needs_backward
 from recstore_ops.nn.transformed import Lookup, read_rows
 from recstore_ops.ops import operators
+from recstore_ops.ops.traced_regions import region_refusal, stop
 from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.sharding.pooling import spread_rows
@@ -229,8 +230,11 @@ class HashTable(TableModule):
 
     def _evaluated_rows(self, ids_N: Tensor) -> Tensor:
         if is_transformed() and not self.table.is_sharded:
-            return read_rows(ids_N, Lookup(self.table.anchored(self.table.anchor.detach(), type(self).__name__)))
+            untrained = torch.zeros((), dtype=torch.float32, device="cpu")
+            return read_rows(ids_N, Lookup(self.table.anchored(untrained, type(self).__name__)))
         if not self.table.is_sharded:
+            if torch.compiler.is_compiling() and (refusal := region_refusal(False)):
+                stop(self.table.name, refusal)
             return self._read(ids_N)
         with torch.no_grad():
             (rows,) = sharded_rows([Request(self.table, ids_N)])

@@ -190,9 +190,10 @@ def _near(value: Any) -> Any:
 
 
 _own = torch._C.TensorBase
+_OWN = __name__.partition(".")[0] + "."
 
 
-def _scalar_of(parameter: Tensor) -> Tensor:
+def scalar_of(parameter: Tensor) -> Tensor:
     """The scalar behind a stand-in, without its meaning."""
     with torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
         return Tensor._make_subclass(Tensor, parameter)
@@ -218,8 +219,8 @@ class TableParameter(StandIn, nn.Parameter):
         if func is asked_gradients.accept_asked_grad or func is asked_gradients.accept_asked_bag_grads:
             return without_override(func, types, args, kwargs or {})
         name, kwargs = function_name(func), kwargs or {}
-        # A graph calls operators with an order by `with_effects`.
-        if name == "with_effects":
+        # A graph calls operators with an order by the first, a transform the functions of lookups by the second.
+        if name == "with_effects" or (name == "custom_function_call" and args[0].__module__.startswith(_OWN)):
             return without_override(func, types, args, kwargs)
         # `get_gradient_edge` of torch finds the node of a leaf by `view_as`; `backward` has it among its `inputs`.
         is_input = name == "backward" and not any(isinstance(each, TableParameter) for each in flat(args[:1]))
@@ -276,7 +277,7 @@ class TableParameter(StandIn, nn.Parameter):
             return None
         if (step := dense_step()) is not None:
             check_is_stepped(self._table, self._owner, step)
-        return StandInGradient.of(self._table, _scalar_of(self), f"the parameter of {self._owner}")
+        return StandInGradient.of(self._table, scalar_of(self), f"the parameter of {self._owner}")
 
     @grad.setter
     def grad(self, grad: Tensor | None) -> None:  # type: ignore[override]
@@ -303,7 +304,7 @@ class TableParameter(StandIn, nn.Parameter):
 
     def detach(self) -> RowsOfTable:  # type: ignore[override]
         """A stand-in for the rows, for averages of parameters."""
-        return RowsOfTable.of(self._table, _scalar_of(self), f"the parameter of {self._owner}")
+        return RowsOfTable.of(self._table, scalar_of(self), f"the parameter of {self._owner}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A note that a program leaves here for its optimizer would reach no row, so it is refused.
@@ -332,7 +333,7 @@ class TableParameter(StandIn, nn.Parameter):
 
     def moved(self, function: Callable[[Tensor], Tensor]) -> TableParameter:
         """Takes the type and the device of a conversion; returns a new parameter if torch cannot change this one."""
-        tensor = function(_scalar_of(self))
+        tensor = function(scalar_of(self))
         # `nn.Module._apply` asks the same: `data` may be set only between tensors of compatible types.
         if not torch._has_compatible_shallow_copy_type(self, tensor):  # type: ignore[attr-defined]
             return TableParameter.of(self._table, tensor.dtype, self._owner, self.requires_grad, tensor.device)

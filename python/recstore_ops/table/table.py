@@ -20,6 +20,7 @@ from recstore_ops import _native, servers
 from recstore_ops.config.html_table import html_facts
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
+from recstore_ops.ops.traced_regions import stop, transform_refusal
 from recstore_ops.servers import store
 from recstore_ops.table.checks import is_finite
 from recstore_ops.table.copying import check_not_spawning, check_open, copy_content, note_made
@@ -152,6 +153,9 @@ class Table:
 
     def anchored(self, anchor: Tensor, owner: str) -> "Table":
         """The same table, and the same collector, with another anchor, for the lookups of a module of type `owner`."""
+        # The compiler does not know yet whether a transform is to differentiate the anchor.
+        if torch.compiler.is_compiling() and (refusal := transform_refusal()):
+            stop(self.name, refusal)
         # Not by the constructor, which would make another collector, and a finalizer that releases the handle a second
         # time.
         table = object.__new__(type(self))
