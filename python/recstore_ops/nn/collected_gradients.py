@@ -31,6 +31,14 @@ class CollectedGradients(Tensor):
         parameter._find_tables = find_tables
         return parameter
 
+    # Whoever looks it up among the parameters of a model has an error with its representation.
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
+        return (
+            "a stand-in for gradients in a parameter group of SparseOptimizer, which is no parameter of a model: give "
+            "this function the optimizer of the dense parameters alone, and call SparseOptimizer.step in a hook of it, "
+            "register_step_post_hook"
+        )
+
     @property
     def grad(self) -> Tensor | None:  # type: ignore[override]
         """The merged gradients, float32 `[U, dim]`, to be changed in place; `None` if none were collected."""

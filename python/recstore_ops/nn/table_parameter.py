@@ -33,7 +33,7 @@ from recstore_ops.nn.allowed import (
 )
 from recstore_ops.nn.gradient_hooks import GradientHooks, Hook
 from recstore_ops.nn.gradient_values import GradientValues, is_reading
-from recstore_ops.nn.table_rows import RULES, RowsOfTable
+from recstore_ops.nn.table_rows import OF_ROWS, RULES, RowsOfTable
 from recstore_ops.ops import asked_gradients
 from recstore_ops.table.copied_values import flat, function_name
 from recstore_ops.table.refusals import refused_for_rows, refused_for_sharded_hooks
@@ -234,7 +234,7 @@ class TableParameter(StandIn, nn.Parameter):
         if dense_step() or (name.endswith("_like") and is_of_optimizer()):
             return without_override(func, types, args, kwargs)
         # Under no_grad an expression of parameters is about rows, as averages of models write it.
-        if (name == "clone" or plain_name(name) in RULES) and not torch.is_grad_enabled():
+        if name in OF_ROWS or ((name == "clone" or plain_name(name) in RULES) and not torch.is_grad_enabled()):
             return func(*_detached(args), **_detached(kwargs))
         raise own._refusal(name)
 
