@@ -31,6 +31,7 @@ from recstore_ops.nn.allowed import (
     size_of_table,
     without_override,
 )
+from recstore_ops.nn.collected_gradients import note_passed_over
 from recstore_ops.nn.gradient_hooks import GradientHooks, Hook
 from recstore_ops.nn.gradient_values import GradientValues, is_reading
 from recstore_ops.nn.table_rows import OF_ROWS, RULES, RowsOfTable
@@ -46,7 +47,8 @@ _CLAMPED = {"clamp_", "clip_", "clamp_min_", "clamp_max_", "nan_to_num_"}
 _CLAMPED_LISTS = {"_foreach_clamp_min_", "_foreach_clamp_max_"}
 _REACHING = {"_foreach_norm"} | _CLAMPED_LISTS | _SCALED
 # `GradScaler.unscale_` of a dense optimizer: that of the `SparseOptimizer` unscales what was collected.
-_ABOUT_THE_SCALAR = {"requires_grad_", "_amp_foreach_non_finite_check_and_unscale_"}
+_UNSCALING = "_amp_foreach_non_finite_check_and_unscale_"
+_ABOUT_THE_SCALAR = {"requires_grad_", _UNSCALING}
 
 
 class StandInGradient(StandIn, Tensor):
@@ -121,6 +123,8 @@ class StandInGradient(StandIn, Tensor):
             return args[0]
         if name in TEXTS:
             return f'StandInGradient(table "{grad._table.name}")'
+        if name == _UNSCALING:
+            note_passed_over(each._table for each in _stand_ins(args))
         if name in OF_SCALAR or name in _ABOUT_THE_SCALAR or name == "grad" or is_of_compiler(name):
             return without_override(func, types, args, kwargs)
         if own := _stand_ins(args[:1]):
