@@ -17,7 +17,7 @@ from recstore_ops import _native
 from recstore_ops.client.client import RecStoreClient, get_kv_client
 from recstore_ops.config.table_config import check_learning_rate
 from recstore_ops.nn.allowed import note_stepper
-from recstore_ops.nn.collected_gradients import CollectedGradients
+from recstore_ops.nn.collected_gradients import CollectedGradients, check_unscaled
 from recstore_ops.nn.parameter_groups import check_rate_of_rule, rate_of, rates_of
 from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.ops.operators import eager_only
@@ -239,8 +239,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: no modules here nor at construction, or modules without any table; or a parameter group with a
                 hyper-parameter other than its learning rate, which no step would read.
-            RuntimeError: a table refuses its gradients; a sharded table refuses those of any rank. Then no table has
-                changed and all traces are kept.
+            RuntimeError: a table refuses its gradients; a sharded table refuses those of any rank; or a `GradScaler`
+                was given the dense optimizer alone. Then no table has changed and all traces are kept.
         """
         if callable(modules) and not isinstance(modules, nn.Module | Table):
             modules, closure = None, modules  # As torch.optim: step(closure).
@@ -273,6 +273,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         # Before the ranks compare: within `sharding.join` that announces the rates to ranks without batches.
         self._follow_rates(tables)
         check_other_ranks(tables)
+        check_unscaled(tables)
         self.kv_client.apply_grads(tables)
         return loss
 

@@ -32,10 +32,11 @@ from recstore_ops.nn.allowed import (
     size_of_table,
     without_override,
 )
+from recstore_ops.nn.collected_gradients import note_passed_over
 from recstore_ops.nn.frozen_states import leave_out_of_state
 from recstore_ops.nn.gradient_hooks import GradientHooks, Hook
 from recstore_ops.nn.gradient_values import GradientValues, is_reading
-from recstore_ops.nn.table_rows import RULES, RowsOfTable
+from recstore_ops.nn.table_rows import OF_ROWS, RULES, RowsOfTable
 from recstore_ops.ops import asked_gradients
 from recstore_ops.table.copied_values import flat, function_name
 from recstore_ops.table.refusals import refused_for_rows, refused_for_sharded_hooks
@@ -48,7 +49,8 @@ _CLAMPED = {"clamp_", "clip_", "clamp_min_", "clamp_max_", "nan_to_num_"}
 _CLAMPED_LISTS = {"_foreach_clamp_min_", "_foreach_clamp_max_"}
 _REACHING = {"_foreach_norm"} | _CLAMPED_LISTS | _SCALED
 # `GradScaler.unscale_` of a dense optimizer: that of the `SparseOptimizer` unscales what was collected.
-_ABOUT_THE_SCALAR = {"requires_grad_", "_amp_foreach_non_finite_check_and_unscale_"}
+_UNSCALING = "_amp_foreach_non_finite_check_and_unscale_"
+_ABOUT_THE_SCALAR = {"requires_grad_", _UNSCALING}
 
 
 class StandInGradient(StandIn, Tensor):
@@ -123,6 +125,8 @@ class StandInGradient(StandIn, Tensor):
             return args[0]
         if name in TEXTS:
             return f'StandInGradient(table "{grad._table.name}")'
+        if name == _UNSCALING:
+            note_passed_over(each._table for each in _stand_ins(args))
         if name in OF_SCALAR or name in _ABOUT_THE_SCALAR or name == "grad" or is_of_compiler(name):
             return without_override(func, types, args, kwargs)
         if own := _stand_ins(args[:1]):
@@ -237,7 +241,7 @@ class TableParameter(StandIn, nn.Parameter):
         if dense_step() or (name.endswith("_like") and is_of_optimizer()):
             return without_override(func, types, args, kwargs)
         # Under no_grad an expression of parameters is about rows, as averages of models write it.
-        if (name == "clone" or plain_name(name) in RULES) and not torch.is_grad_enabled():
+        if name in OF_ROWS or ((name == "clone" or plain_name(name) in RULES) and not torch.is_grad_enabled()):
             return func(*_detached(args), **_detached(kwargs))
         raise own._refusal(name)
 

@@ -28,11 +28,16 @@ from recstore_ops.nn.allowed import (
     without_override,
 )
 from recstore_ops.ops import operators
+from recstore_ops.sharding.ownership import own_ids
 from recstore_ops.table.copied_values import flat, function_name
 from recstore_ops.table.refusals import refuse_shared_rows, refused_for_average, refused_for_rows
 from recstore_ops.table.table import Table
 
 _ROWS_PER_CHUNK = 1 << 16
+
+_CONVERSIONS = frozenset({"to", "cpu"})
+OF_ROWS = _CONVERSIONS | {"equal"}
+"""Functions that are about the rows of a parameter whether or not gradients are recorded."""
 
 _Terms = dict[int, tuple[Table, float]]
 """A sum of rows: of each `Table`, by its `id`, how much."""
@@ -75,10 +80,12 @@ class RowsOfTable(StandIn, Tensor):
             return _each(func, types, args, kwargs)
         if name in ("detach", "data") and args[0] is own:
             return own
-        if name in ("to", "cpu") and args[0] is own:
+        if name in _CONVERSIONS and args[0] is own:
             return _summed(without_override(func, types, args, kwargs), own._terms, own._owner, own._counts)
         if name in ("clone", "__deepcopy__") and args[0] is own:
             return _copied(own)
+        if name == "equal" and len(args) == 2:
+            return _are_equal(own, (args[1] if args[0] is own else args[0]).detach())
         rule = RULES.get(plain_name(name))
         if rule is not None:
             return _applied(rule, name, args, kwargs)
@@ -101,13 +108,36 @@ def _counts_of(table: Table) -> _Counts:
 
 def _copied(rows: RowsOfTable) -> RowsOfTable:
     """The same rows in a table of their own, which goes with what is returned."""
+    if not _is_average(rows._terms):
+        raise _refusal([rows], "clone")
     _check_unchanged(rows, "clone")
     table = copy.deepcopy(rows.table)
     if set(rows._terms) != {id(rows.table)}:
-        if not _is_average(rows._terms):
-            raise _refusal([rows], "clone")
         _write(table, rows._terms)
     return RowsOfTable.of(table, torch.zeros_like(rows.as_subclass(Tensor)), rows._owner)
+
+
+def _are_equal(rows: RowsOfTable, other: Tensor) -> bool:
+    """`torch.equal` of the rows of two tables, or of those of the ids from 0 and a matrix."""
+    is_table = isinstance(other, RowsOfTable)
+    if rows._counts or not (type(other) is Tensor or (is_table and not other._counts)):
+        raise _refusal([rows], "equal")
+    if rows.shape != other.shape:
+        return False
+    if is_table:
+        ids = torch.cat([operators.hashtable_ids(each.table.handle) for each in (rows, other)]).unique()
+    else:
+        ids = torch.arange(len(other), device="cpu")
+        ids = ids[own_ids(rows.table, ids)]
+    for part in ids.split(_ROWS_PER_CHUNK):
+        expected = _read(other.table, part) if is_table else other[part]
+        if not torch.equal(_read(rows.table, part).to(expected), expected):
+            return False
+    return True
+
+
+def _read(table: Table, ids: Tensor) -> Tensor:
+    return operators.emb_read(table.handle, ids, table.dim)
 
 
 def _check_unchanged(rows: RowsOfTable, name: str) -> None:
@@ -236,10 +266,10 @@ def _write(target: Table, terms: _Terms) -> None:
     # Ids of either side: one without a row here counts with its initial value, and gets a row.
     ids = torch.cat([operators.hashtable_ids(table.handle) for table, _ in [(target, 1.0), *others]]).unique()
     for part in ids.split(_ROWS_PER_CHUNK):
-        before = operators.emb_read(target.handle, part, target.dim)
+        before = _read(target, part)
         rows = before.clone()
         for table, share in others:
-            rows = _moved(rows, before, operators.emb_read(table.handle, part, table.dim), share, len(others))
+            rows = _moved(rows, before, _read(table, part), share, len(others))
         operators.emb_write(target.handle, part, rows)
 
 
