@@ -317,7 +317,7 @@ class TableParameter(StandIn, nn.Parameter):
         super().__setattr__(name, value)
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
-        """Calls a hook with the gradient of each backward pass, as `GradientValues`; a hook may give others made of it."""
+        """Calls a hook with the gradient of each backward pass, `GradientValues`; a hook may give others made of it."""
         return self._all_hooks("register_hook").add(hook)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
