@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -230,6 +231,71 @@ def test_a_refusal_names_table_and_function_and_changes_nothing(
     assert name in str(caught.value)
     assert torch.equal(rows_of(table), torch.ones(NUM, DIM))
     assert table.table.statistics()["step"] == 0
+
+
+BACKWARD: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
+    "grad_tensors": lambda module: {"grad_tensors": torch.tensor(0.5)},
+    "grad_variables": lambda module: {"grad_variables": torch.tensor(0.5)},
+    "retain_graph": lambda module: {"retain_graph": True},
+    "create_graph": lambda module: {"create_graph": True},
+    "inputs": lambda module: {"inputs": list(module.parameters())},
+    "inputs by name": lambda module: {"inputs": dict(module.named_parameters())},
+    "one input": lambda module: {"inputs": only(module)},
+}
+
+
+@pytest.mark.parametrize("options", BACKWARD.values(), ids=BACKWARD)
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph", "ignore:`grad_variables` is deprecated")
+def test_backward_takes_each_argument_as_over_a_matrix(
+    options: Callable[[nn.Module], dict[str, Any]], table_name: Callable[[], str]
+) -> None:
+    dense, table = twins(table_name())
+    for module in (dense, table):
+        optimizer = optimizer_of(module)
+        torch.autograd.backward((module(IDS) * 4).sum(), **options(module))
+        optimizer.step()
+    assert torch.equal(rows_of(table), rows_of(dense))
+    known = set(inspect.signature(torch.autograd.backward).parameters)
+    assert known == {"tensors", *(name for name in BACKWARD if name.isidentifier())}
+
+
+GRAD: dict[str, dict[str, Any]] = {
+    "grad_outputs": {"grad_outputs": torch.tensor(0.5)},
+    "retain_graph": {"retain_graph": True},
+    "create_graph": {"create_graph": True},
+    "only_inputs": {"only_inputs": True},
+    "allow_unused": {"allow_unused": True},
+    "is_grads_batched": {"is_grads_batched": True, "grad_outputs": torch.ones(2)},
+    "materialize_grads": {"materialize_grads": True},
+}
+
+
+@pytest.mark.parametrize("options", GRAD.values(), ids=GRAD)
+def test_grad_of_other_tensors_collects_nothing_and_of_a_table_is_refused(
+    options: dict[str, Any], table_name: Callable[[], str]
+) -> None:
+    name = table_name()
+    found = []
+    for module in twins(name):
+        weight = torch.ones(2, requires_grad=True)
+        loss = (module(IDS) * weight).sum()
+        found.append(
+            torch.autograd.grad(
+                loss, [weight], **options, **{} if "retain_graph" in options else {"retain_graph": True}
+            )
+        )
+    assert torch.equal(found[0][0], found[1][0])
+    assert not module.table.has_collected()
+    for inputs in (
+        list(module.parameters()),
+        only(module),
+        [weight, *module.parameters()],
+        dict(module.named_parameters()),
+    ):
+        with pytest.raises((AttributeError, RuntimeError), match=re.escape(f'"{name}"')):
+            torch.autograd.grad(loss, inputs, **options)
+    assert not module.table.has_collected()
+    assert set(inspect.signature(torch.autograd.grad).parameters) == {"outputs", "inputs", *GRAD}
 
 
 NORMS: dict[str, Callable[[Any], Tensor]] = {
