@@ -17,12 +17,12 @@ pytestmark = pytest.mark.tier("test")
 _TEXT = "says what the object is"
 _MEMORY = "is about the memory that the object itself has"
 _NO_TENSOR = "takes no tensor, and torch's own error says so"
-_OF_A_GPU = "is of a GPU, and torch's own error says so"
+_GPU_ONLY = "is of a GPU, and torch's own error says so"
 ALWAYS = {"torch.autocast": _NO_TENSOR, "torch.Tensor.__repr__": _TEXT, "torch.Tensor.__format__": _TEXT}
 OF_SCALARS = {
     **ALWAYS,
-    "torch.Tensor.record_stream": _OF_A_GPU,
-    "torch.Tensor.__cuda_array_interface__.__get__": _OF_A_GPU,
+    "torch.Tensor.record_stream": _GPU_ONLY,
+    "torch.Tensor.__cuda_array_interface__.__get__": _GPU_ONLY,
     "torch.Tensor.untyped_storage": _MEMORY,
 }
 OF_PARAMETERS = {
@@ -50,7 +50,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
     },
     "weight": {
         **ALWAYS,
-        "torch.Tensor.__cuda_array_interface__.__get__": _OF_A_GPU,
+        "torch.Tensor.__cuda_array_interface__.__get__": _GPU_ONLY,
         "torch.Tensor.name.__get__": "is the name of the table",
         **{
             f"torch.Tensor.{name}": "is there for tensors alone, and Python's own error says so"

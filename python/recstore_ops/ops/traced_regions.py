@@ -1,7 +1,7 @@
-"""Where a graph that is traced may have no lookup: torch would crash there, or drop gradients without a word.
+"""The places of a traced graph that may have no lookup: torch would crash there, or drop gradients without a word.
 
-Torch gives each call of an operator with an effect its place in the order of the graph, but not in the graphs that
-`torch.cond` and its like have within: those lose the order, or do not compile. `vmap` has no rule for such operators.
+Torch keeps the order of the operators with an effect in a graph. The graphs within, of `torch.cond` and its like, lose
+the order, or do not compile. `vmap` has no rule for such operators.
 Compiled autograd drops them. Lists of what is known to work stand here; all else is refused.
 """
 
@@ -55,7 +55,7 @@ def region_refusal(has_backward: bool) -> str:
 
 @_while_traced
 def transform_refusal() -> str:
-    """As `region_refusal`, where the parameter of a lookup was replaced: a transform of `torch.func` does that."""
+    """As `region_refusal`, for a lookup whose parameter was replaced: a transform of `torch.func` does that."""
     if not (transforms := _transforms()):
         return ""
     return (
@@ -85,7 +85,7 @@ def _is_backward_compiled() -> bool:
 
 
 def _translator() -> Any:
-    """What traces, if anything does."""
+    """The translator that traces, if one does."""
     from torch._dynamo.symbolic_convert import tls
 
     return getattr(tls, "current_tx", None)
