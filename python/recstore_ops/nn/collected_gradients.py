@@ -17,7 +17,7 @@ from recstore_ops.ops import operators
 from recstore_ops.table.table import Table
 
 _unscaled: WeakKeyDictionary[Table, tuple[int, bool]] = WeakKeyDictionary()
-"""For tables before a step: how often they were cleared, and whether a function had their gradients themselves."""
+"""How often a table was cleared when it was noted, and whether a function had its gradients themselves."""
 
 
 def note_passed_over(tables: Iterable[Table]) -> None:
