@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.hints_wrap import hints_wrapper
 from torch._higher_order_ops.map import map as map_rows
@@ -167,7 +168,7 @@ def by_associative_scan(lookup: Lookup, weights: Tensor) -> Tensor:
 
 
 def by_map(lookup: Lookup, weights: Tensor) -> Tensor:
-    return map_rows(lambda id, given: lookup(id.view(1)).sum(0) * given, IDS, weights)
+    return map_rows(lambda id, given: lookup(id.view(1)).sum(0) * given, IDS, weights)  # type: ignore[arg-type]
 
 
 def by_vmap(lookup: Lookup, weights: Tensor) -> Tensor:
@@ -181,12 +182,12 @@ def by_checkpoint(lookup: Lookup, weights: Tensor) -> Tensor:
 
 
 def by_region(lookup: Lookup, weights: Tensor) -> Tensor:
-    region = torch.compiler.nested_compile_region(lambda given, ids: lookup(ids) * given[:, None])
+    region: Any = torch.compiler.nested_compile_region(lambda given, ids: lookup(ids) * given[:, None])
     return region(weights, IDS)
 
 
 def by_region_twice(lookup: Lookup, weights: Tensor) -> Tensor:
-    region = torch.compiler.nested_compile_region(lambda given, ids: lookup(ids) * given[:, None])
+    region: Any = torch.compiler.nested_compile_region(lambda given, ids: lookup(ids) * given[:, None])
     return region(weights, IDS) + region(weights + 1, IDS + 1)
 
 
@@ -207,7 +208,7 @@ def by_function(lookup: Lookup, weights: Tensor) -> Tensor:
 
 
 def by_hints(lookup: Lookup, weights: Tensor) -> Tensor:
-    return hints_wrapper(lambda given: lookup(IDS) * given[:, None], (weights,), {}, hints={})
+    return hints_wrapper(lambda given: lookup(IDS) * given[:, None], (weights,), {}, hints={})  # type: ignore[call-arg]
 
 
 def by_strict_mode(lookup: Lookup, weights: Tensor) -> Tensor:
@@ -345,7 +346,7 @@ def test_compiled_autograd_is_refused_before_the_pass_runs(backend: str, pair: P
     compiler = "aot_eager" if backend == "python" else backend
     sentence = f'table "{re.escape(pair.table.name)}": compiled autograd collects no gradients of rows'
     with (
-        torch._dynamo.compiled_autograd._enable(lambda graph: torch.compile(graph, backend=compiler)),
+        compiled_autograd._enable(lambda graph: torch.compile(graph, backend=compiler)),
         pytest.raises(RuntimeError, match=sentence),
     ):
         backward()
@@ -363,7 +364,7 @@ def test_a_graph_of_before_is_refused_by_compiled_autograd_as_it_runs(pair: Pair
     output = torch.compile(lambda: pair.lookup(IDS).sum(), backend="aot_eager")()
     sentence = f'table "{re.escape(pair.table.name)}": compiled autograd collects no gradients of rows'
     with (
-        torch._dynamo.compiled_autograd._enable(lambda graph: torch.compile(graph, backend="aot_eager")),
+        compiled_autograd._enable(lambda graph: torch.compile(graph, backend="aot_eager")),
         pytest.raises(RuntimeError, match=sentence),
     ):
         output.backward()

@@ -69,7 +69,7 @@ class RowsOfTable(StandIn, Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = function_name(func), kwargs or {}
-        if name in OF_SCALAR or is_of_compiler(name):
+        if name in OF_SCALAR or name == "grad" or is_of_compiler(name):
             return without_override(func, types, args, kwargs)
         own = next(each for each in flat([*args, *kwargs.values()]) if isinstance(each, RowsOfTable))
         if name in SIZES and args[0] is own:

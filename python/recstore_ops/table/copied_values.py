@@ -27,6 +27,7 @@ def flat(values: Iterable[Any]) -> list[Any]:
 
 _KEPT = frozenset({"requires_grad_", "detach_", "share_memory_", "__setstate__"})
 """Methods that end like those that write values, and write none."""
+_BASE = Tensor._base
 
 
 class CopiedValues(Tensor):
@@ -59,7 +60,8 @@ class CopiedValues(Tensor):
         for each in targets:
             each._end_write()
         own = args[0] if args else None
-        if type(found) is Tensor and isinstance(own, CopiedValues):
+        # Compilers follow views down to the tensor that is none.
+        if type(found) is Tensor and isinstance(own, CopiedValues) and getattr(func, "__self__", None) is not _BASE:
             return own._view(found) if _is_view(found, own) else own._new(found)
         return found
 
