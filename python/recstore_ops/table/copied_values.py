@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 
+from recstore_ops.ops.operators import eager_only
+
 
 def function_name(func: Any) -> str:
     """The name of a function of torch: of the getter of an attribute that name, of its setter with `=`."""
@@ -42,28 +44,7 @@ class CopiedValues(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = function_name(func)
-        written = args[:1] if _is_write(name) else ()
-        targets = [each for each in flat([*written, kwargs.get("out")]) if isinstance(each, CopiedValues)]
-        for each in targets:
-            each._begin_write(name)
-        copies = [each for each in flat([*args, *kwargs.values()]) if isinstance(each, CopiedValues)]
-        with DisableTorchFunctionSubclass():
-            versions = [_version(each) for each in copies]
-            found = func(*args, **kwargs)
-            changed = [each for each, version in zip(copies, versions, strict=True) if _version(each) != version]
-        # Functions whose names do not tell that they write, such as `relu(x, inplace=True)`.
-        for each in changed:
-            if not any(each is target for target in targets):
-                each._refuse(name)
-        for each in targets:
-            each._end_write()
-        own = args[0] if args else None
-        # Compilers follow views down to the tensor that is none.
-        if type(found) is Tensor and isinstance(own, CopiedValues) and getattr(func, "__self__", None) is not _BASE:
-            return own._view(found) if _is_view(found, own) else own._new(found)
-        return found
+        return _called(func, args, kwargs or {})
 
     def _begin_write(self, function: str) -> None:
         """Called before a function writes to the values.
@@ -92,6 +73,31 @@ class CopiedValues(Tensor):
         """Refused as a write; torch asks no override for this one."""
         self._begin_write("set_")
         return super().set_(*args)
+
+
+@eager_only  # Compilers leave the call to Python: a copy within a graph would be a plain tensor, and take writes.
+def _called(func: Any, args: Any, kwargs: Any) -> Any:
+    name = function_name(func)
+    written = args[:1] if _is_write(name) else ()
+    targets = [each for each in flat([*written, kwargs.get("out")]) if isinstance(each, CopiedValues)]
+    for each in targets:
+        each._begin_write(name)
+    copies = [each for each in flat([*args, *kwargs.values()]) if isinstance(each, CopiedValues)]
+    with DisableTorchFunctionSubclass():
+        versions = [_version(each) for each in copies]
+        found = func(*args, **kwargs)
+        changed = [each for each, version in zip(copies, versions, strict=True) if _version(each) != version]
+    # Functions whose names do not tell that they write, such as `relu(x, inplace=True)`.
+    for each in changed:
+        if not any(each is target for target in targets):
+            each._refuse(name)
+    for each in targets:
+        each._end_write()
+    own = args[0] if args else None
+    # Compilers follow views down to the tensor that is none.
+    if type(found) is Tensor and isinstance(own, CopiedValues) and getattr(func, "__self__", None) is not _BASE:
+        return own._view(found) if _is_view(found, own) else own._new(found)
+    return found
 
 
 def _version(tensor: Tensor) -> int:
