@@ -261,8 +261,9 @@ class TableParameter(StandIn, nn.Parameter):
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
         """Whether the table collects gradients through this module."""
-        if self._table.requires_grad or torch.compiler.is_compiling():
-            return self._table.requires_grad
+        table = self._reference()
+        if table is None or table.requires_grad or torch.compiler.is_compiling():
+            return table is not None and table.requires_grad
         return leave_out_of_state(sys._getframe(1))
 
     @requires_grad.setter

@@ -127,7 +127,7 @@ def _are_equal(rows: RowsOfTable, other: Tensor) -> bool:
     if is_table:
         ids = torch.cat([operators.hashtable_ids(each.table.handle) for each in (rows, other)]).unique()
     else:
-        ids = torch.arange(len(other), device="cpu")
+        ids = torch.arange(len(other), dtype=torch.int64, device="cpu")
         ids = ids[own_ids(rows.table, ids)]
     for part in ids.split(_ROWS_PER_CHUNK):
         expected = _read(other.table, part) if is_table else other[part]

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch._library.effects import EffectType
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback
-from torch.fx.node import has_side_effect
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
@@ -96,8 +95,6 @@ def register_ordered_effect(name: str) -> None:
     if register is None:
         from torch._higher_order_ops.effects import _register_effectful_op as register
     register(name, EffectType.ORDERED)
-    # Else compiled autograd would drop the call from its graph before anything could refuse it.
-    has_side_effect(torch.ops.higher_order.with_effects)
 
 
 def refusing_meta(name: str, fake: Callable[_P, _R], *, is_pure: bool = False) -> Callable[_P, _R]:

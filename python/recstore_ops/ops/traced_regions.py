@@ -47,6 +47,8 @@ def region_refusal(has_backward: bool) -> str:
     Args:
         has_backward: whether the lookup leads to gradients.
     """
+    # Else compiled autograd drops calls from the graph of an earlier backward before anything can refuse them.
+    getattr(_compiled_autograd(), "_impure_targets", set()).add(torch.ops.higher_order.with_effects)
     if region := _region(has_backward):
         return f"torch takes no lookup within {region}: look up before {region} and give it the rows"
     # Python goes on with the lookup, and its function refuses before the pass is compiled.
@@ -148,13 +150,13 @@ def refuse_compiled_autograd(table: Tensor) -> None:
         raise RuntimeError(f'table "{_name_in(_real(table))}": {_DROPPED}')
 
 
-def _real(tensor: Tensor) -> Tensor:
+def _real(tensor: Tensor) -> Tensor | None:
     """The tensor that an argument of the traced graph stands for."""
     if not isinstance(tensor, FakeTensor):
         return tensor
     translator = _translator()
     arguments = [] if translator is None else translator.output.graphargs
-    return next((each.example for each in arguments if each.fake_tensor is tensor), torch.empty(0))
+    return next((each.example for each in arguments if each.fake_tensor is tensor), None)
 
 
 def _name_in(handle: Tensor | None) -> str:
