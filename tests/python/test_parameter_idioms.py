@@ -160,7 +160,47 @@ def set_(target: Any, name: str, value: Any) -> None:
     setattr(target, name, value)
 
 
+def backed_up_by_clones(module: Any) -> None:
+    shadow, backup = only(module).data.clone(), only(module).data.clone()
+    trained(module)
+    only(module).data = shadow
+    trained(module)
+    only(module).data = backup
+
+
+def mean_of_two(module: Any) -> Any:
+    other = moved(module)
+    p, q = only(module), only(other)
+    mean = (p.data + q.data) / 2
+    kept = mean.clone()
+    p.data.copy_(kept)
+    q.data.copy_(kept)
+    return other
+
+
+def sum_of_snapshots(module: Any) -> None:
+    snapshots = []
+    for _ in range(2):
+        trained(module)
+        snapshots.append(only(module).data.clone())
+    only(module).data.copy_(sum(snapshots) / 2)
+
+
+def called_with_another(module: Any) -> Any:
+    other = moved(module)
+    parameters = {name: each.detach().clone() for name, each in other.named_parameters()}
+    assert torch.equal(torch.func.functional_call(module, parameters, (IDS,)), rows_of(other)[IDS])
+    optimizer = optimizer_of(other)
+    (torch.func.functional_call(module, dict(other.named_parameters()), (IDS,)) * 4).sum().backward()
+    optimizer.step()
+    return other
+
+
 AGREE: dict[str, Idiom] = {
+    "swapped for a validation": backed_up_by_clones,
+    "mean of two": mean_of_two,
+    "sum of snapshots": sum_of_snapshots,
+    "functional_call": called_with_another,
     "register_hook": clamped_by_a_hook,
     "register_post_accumulate_grad_hook": halved_after_accumulation,
     "register_multi_grad_hook": counted_by_a_hook_of_several,
@@ -199,6 +239,41 @@ def averaged_in_a_state(module: nn.Module) -> None:
             value.copy_(value * 0.5)
 
 
+def swapped(module: Any) -> None:
+    other = copy.deepcopy(module)
+    only(module).data, only(other).data = only(other).data, only(module).data
+
+
+def restored_late(module: Any) -> None:
+    backup = only(module).data
+    only(module).data = only(module).data.clone()
+    only(module).data = backup
+
+
+def changed_between(module: Any) -> None:
+    other = copy.deepcopy(module)
+    mean = (only(module).data + only(other).data) / 2
+    module.weight[ALL] = rows_of(module)
+    only(other).data.copy_(mean)
+
+
+def gradient_of_before(module: Any) -> None:
+    module(IDS).sum().backward()
+    saved = only(module).grad
+    only(module).grad = None
+    module(IDS).sum().backward()
+    only(module).grad = saved
+
+
+def kept_without_its_module(module: Any) -> None:
+    copied = only(copy.deepcopy(module))
+    copied.data.copy_(copied.data)
+
+
+def matrix_in_a_call(module: Any) -> None:
+    torch.func.functional_call(module, {"weight": torch.ones(NUM, DIM)}, (IDS,))
+
+
 FILLED = [*("clamp_", "clip_", "sign_", "abs_", "round_", "zero_", "neg_", "exp_", "sqrt_", "relu_", "tanh_", "floor_")]
 REFUSED: dict[str, tuple[str, Idiom]] = {
     **{
@@ -211,6 +286,11 @@ REFUSED: dict[str, tuple[str, Idiom]] = {
     "lerp(out)": ("lerp", without(lambda p: torch.lerp(p, p, 0.5, out=p))),
     "add_(1)": ("add_", without(lambda p: p.add_(1.0))),
     "-= grad": ("sub", between(lambda p: without(lambda p: p.sub_(0.1 * p.grad))(nn.ParameterList([p])))),
+    "data of two": ("data", swapped),
+    "data of before": ("data", restored_late),
+    "sum of before": ("copy", changed_between),
+    "grad of before": ("grad", gradient_of_before),
+    "functional_call": ("weight", matrix_in_a_call),
     "state[rows]": ("__setitem__", changed_in_a_state),
     "state.copy_": ("copy_", averaged_in_a_state),
     "norm in a loss": ("square", lambda module: only(module).square().sum()),

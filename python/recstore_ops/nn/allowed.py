@@ -70,6 +70,7 @@ TEXTS = frozenset({"__repr__", "__format__"})
 
 
 _OF_TORCH, _OWN = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+_EXPORTS = tuple(str(Path(_OF_TORCH, name)) for name in ("export", "_export", "_inductor"))
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 _INITIALIZERS = str(Path(torch.nn.init.__file__))
 
@@ -93,6 +94,14 @@ def is_of_compiler(name: str) -> bool:
         return False
     file = "" if TracingContext.try_get() is not None else sys._getframe(2).f_code.co_filename
     return not file or (file.startswith(_OF_TORCH) and file != _INITIALIZERS)
+
+
+def is_exporting() -> bool:
+    """Whether torch pickles an exported program."""
+    frame = sys._getframe(2)
+    while frame is not None and not frame.f_code.co_filename.startswith(_EXPORTS):
+        frame = frame.f_back
+    return frame is not None
 
 
 def is_of_optimizer() -> bool:

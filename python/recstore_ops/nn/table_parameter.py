@@ -26,6 +26,7 @@ from recstore_ops.nn.allowed import (
     StandIn,
     check_is_stepped,
     dense_step,
+    is_exporting,
     is_of_compiler,
     is_of_optimizer,
     plain_name,
@@ -62,18 +63,21 @@ class StandInGradient(StandIn, Tensor):
 
     _table: Table
     _owner: str
+    _cleared: int
+    """How often gradients of the table had been dropped before those that this stands for."""
+    _is_zeroed = False
 
     @staticmethod
     def of(table: Table, like: Tensor, owner: str) -> StandInGradient:
         """Returns the gradient of a stand-in; errors name its `owner`."""
         with _disable_current_modes():  # Tracers look at the `.grad` of what they trace.
             grad = Tensor._make_subclass(StandInGradient, torch.zeros_like(like))
-        grad._table, grad._owner = table, owner
+        grad._table, grad._owner, grad._cleared = table, owner, table.times_cleared
         return grad
 
     def stands_for(self, table: Table) -> bool:
-        """Whether this is about what a table has collected."""
-        return self._table is table
+        """Whether this is about what a table has collected, and not about what was dropped since."""
+        return self._table is table and self._cleared == table.times_cleared
 
     def merged(self, function: str) -> Tensor:
         """The collected gradients, merged and flat, for a function to read or to change.
@@ -90,7 +94,9 @@ class StandInGradient(StandIn, Tensor):
             raise self._refusal(
                 function, "other modules have collected for it too: SparseOptimizer.clip_grad_norm_ adds them up first"
             )
-        lent = self._table.lend_collected()
+        lent = self._table.lend_collected() if self._cleared == self._table.times_cleared else None
+        if lent is None and not self._is_zeroed:
+            raise self._refusal(function, "a step applied it, or it was dropped: p.grad.clone() keeps what is there")
         if lent is None or lent.numel() == 0:
             # One zero, not none: torch has no maximum norm of an empty tensor.
             return torch.zeros(1, dtype=torch.float32, device="cpu")
@@ -108,9 +114,10 @@ class StandInGradient(StandIn, Tensor):
         Raises:
             RuntimeError: others, or values that are not zero for ids without a gradient.
         """
+        held = self.merged("data")
         if not (isinstance(values, GradientValues) and values.is_of(self._table)):
             raise self._refusal("data", "only values made of itself may take its place, which are zero for other ids")
-        self.merged("data").copy_(values.plain().reshape(-1))
+        held.copy_(values.plain().reshape(-1))
         return self
 
     def _refusal(self, function: str, why: str) -> RuntimeError:
@@ -135,6 +142,7 @@ class StandInGradient(StandIn, Tensor):
             if name in ("zero_", "_foreach_zero_"):
                 for each in own:
                     each._table.clear_collected()
+                    each._cleared, each._is_zeroed = each._table.times_cleared, True
                 return grad if name == "zero_" else None
             if name in _REACHING:
                 return _reached(func, *args, **kwargs)
@@ -208,14 +216,24 @@ class TableParameter(StandIn, nn.Parameter):
 
     _reference: weakref.ref[Table]
     """Not the table itself: that has this parameter as its anchor, and ends when its module does."""
+    _kept: Table | None = None
+    """The table of a copy of the parameter alone."""
+    _name: str
     _owner: str
     _hooks: GradientHooks | None = None
 
     @property
     def _table(self) -> Table:
         if (table := self._reference()) is None:
-            raise RuntimeError(f"the module of a parameter of {self._owner} is gone, and its table with it")
+            raise RuntimeError(
+                f'the {self._owner} of this parameter over table "{self._name}" is gone, and its rows are reached '
+                "through it: keep the module as long as its parameters"
+            )
         return table
+
+    def table_of_rows(self) -> Table:
+        """The table of its module."""
+        return self._table
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -253,7 +271,7 @@ class TableParameter(StandIn, nn.Parameter):
         # A parameter made in inference mode could never be on autograd's tape.
         with torch.inference_mode(False):
             parameter = Tensor._make_subclass(TableParameter, torch.zeros((), dtype=dtype, device=device))
-        parameter._reference, parameter._owner = weakref.ref(table), owner
+        parameter._reference, parameter._name, parameter._owner = weakref.ref(table), table.name, owner
         table.anchor = parameter
         table.requires_grad = requires_grad
         return parameter
@@ -305,7 +323,17 @@ class TableParameter(StandIn, nn.Parameter):
     def data(self, data: Tensor) -> None:
         if not isinstance(data, RowsOfTable):
             raise self._refusal("data")
-        self.detach().copy_(data)
+        own = self.detach()
+        if data.is_view_of_rows() and data.table is own.table:
+            return
+        if data.is_view_of_rows():
+            raise RuntimeError(
+                f'"data" of the parameter of {self._owner} over table "{self._name}": tensors would share memory with '
+                f'table "{data.table.name}" from now on, and tables do not: data.clone() or copy_ give it the rows'
+            )
+        own.copy_(data)
+        # In torch tensors that were taken before keep the rows of before.
+        self._table.times_bound += 1
 
     def detach(self) -> RowsOfTable:  # type: ignore[override]
         """A stand-in for the rows, for averages of parameters."""
@@ -349,11 +377,18 @@ class TableParameter(StandIn, nn.Parameter):
     def __deepcopy__(self, memo: dict[int, Any]) -> TableParameter:
         if id(self) not in memo:
             table = copy.deepcopy(self._table, memo)
-            memo[id(self)] = TableParameter.of(table, self.dtype, self._owner, self.requires_grad, self.device)
+            copied = TableParameter.of(table, self.dtype, self._owner, self.requires_grad, self.device)
+            memo[id(self)] = copied
+            copied._kept = table
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., nn.Parameter], tuple[Any, ...]]:
         # A module makes its stand-in anew. A program has it alone, and must not open the table where it is loaded.
+        if not is_exporting():
+            raise RuntimeError(
+                f'a pickle of the parameter of {self._owner} over table "{self._name}" has no rows: pickle the module, '
+                "or save its state_dict()"
+            )
         return (_scalar, (self.dtype, self.requires_grad))
 
 

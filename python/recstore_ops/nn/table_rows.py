@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -55,11 +56,31 @@ class RowsOfTable(StandIn, Tensor):
     _owner: str
     _counts: dict[int, _Counts]
     """The counts of the tables of a sum when it was made; the rows of one table have none."""
+    _bound: int | None
+    """How often the parameter had got other `data` when its rows were taken; `None` for sums and clones."""
 
     @staticmethod
     def of(table: Table, scalar: Tensor, owner: str) -> RowsOfTable:
         """Returns a stand-in for the rows of a table, in the memory of `scalar`; errors name the `owner`."""
-        return _summed(scalar, {id(table): (table, 1.0)}, owner)
+        rows = _summed(scalar, {id(table): (table, 1.0)}, owner)
+        rows._bound = table.times_bound
+        return rows
+
+    def is_view_of_rows(self) -> bool:
+        """Whether these are the rows of a parameter's table as they are at any time, and neither a clone nor a sum."""
+        return self._bound is not None
+
+    def table_of_rows(self) -> Table:
+        """The table of rows that are no sum, for lookups without gradients.
+
+        Raises:
+            RuntimeError: they are a sum.
+        """
+        if self._counts:
+            raise refused_for_average(self._owner, self.table.name, "functional_call")
+        _check_unchanged(self, "functional_call")
+        with torch.inference_mode(False):
+            return self.table.anchored(torch.zeros((), dtype=torch.float32, device="cpu"), self._owner)
 
     @property
     def table(self) -> Table:
@@ -81,7 +102,9 @@ class RowsOfTable(StandIn, Tensor):
         if name in ("detach", "data") and args[0] is own:
             return own
         if name in _CONVERSIONS and args[0] is own:
-            return _summed(without_override(func, types, args, kwargs), own._terms, own._owner, own._counts)
+            moved = _summed(without_override(func, types, args, kwargs), own._terms, own._owner, own._counts)
+            moved._bound = own._bound
+            return moved
         if name in ("clone", "__deepcopy__") and args[0] is own:
             return _copied(own)
         if name == "equal" and len(args) == 2:
@@ -96,14 +119,14 @@ class RowsOfTable(StandIn, Tensor):
 
 def _summed(scalar: Tensor, terms: _Terms, owner: str, counts: dict[int, _Counts] | None = None) -> RowsOfTable:
     rows = Tensor._make_subclass(RowsOfTable, scalar)
-    rows._terms, rows._owner, rows._counts = terms, owner, counts or {}
+    rows._terms, rows._owner, rows._counts, rows._bound = terms, owner, counts or {}, None
     return rows
 
 
 def _counts_of(table: Table) -> _Counts:
     """The counts that every change of rows raises."""
     found = table.statistics()
-    return tuple(found[name] for name in ("step", "inserts", "updates", "deletes", "evictions"))
+    return tuple(found[name] for name in ("step", "inserts", "updates", "writes", "deletes", "evictions"))
 
 
 def _copied(rows: RowsOfTable) -> RowsOfTable:
@@ -114,17 +137,17 @@ def _copied(rows: RowsOfTable) -> RowsOfTable:
     table = copy.deepcopy(rows.table)
     if set(rows._terms) != {id(rows.table)}:
         _write(table, rows._terms)
-    return RowsOfTable.of(table, torch.zeros_like(rows.as_subclass(Tensor)), rows._owner)
+    return _summed(torch.zeros_like(rows.as_subclass(Tensor)), {id(table): (table, 1.0)}, rows._owner)
 
 
 def _are_equal(rows: RowsOfTable, other: Tensor) -> bool:
-    """`torch.equal` of the rows of two tables, or of those of the ids from 0 and a matrix."""
+    """`torch.equal` of the rows of two tables, or of a table and a matrix; of open tables those that either one has."""
     is_table = isinstance(other, RowsOfTable)
     if rows._counts or not (type(other) is Tensor or (is_table and not other._counts)):
         raise _refusal([rows], "equal")
     if rows.shape != other.shape:
         return False
-    if is_table:
+    if is_table and rows.table.config.num_embeddings is None:
         ids = torch.cat([operators.hashtable_ids(each.table.handle) for each in (rows, other)]).unique()
     else:
         ids = torch.arange(len(other), dtype=torch.int64, device="cpu")
@@ -141,6 +164,11 @@ def _read(table: Table, ids: Tensor) -> Tensor:
 
 
 def _check_unchanged(rows: RowsOfTable, name: str) -> None:
+    if rows._bound is not None and rows._bound != rows.table.times_bound:
+        raise RuntimeError(
+            f'"{name}" of {rows._owner} over table "{rows.table.name}": its data was set since these rows were taken, '
+            "and they are those of before in torch; clone() keeps rows as they are"
+        )
     for key, counts in rows._counts.items():
         table = rows._terms[key][0]
         if _counts_of(table) != counts:
@@ -163,13 +191,15 @@ def _applied(rule: Callable[..., _Terms], name: str, args: Any, kwargs: Any) -> 
     """The sum that an operation gives; one in place writes it."""
     target = args[0]
     is_in_place = _is_in_place(name)
+    summands = [each for each in flat([*args, *kwargs.values()]) if isinstance(each, RowsOfTable)]
+    for each in summands:
+        _check_unchanged(each, name)
     try:
         terms = rule(*args, **kwargs)
     except (TypeError, ValueError):
         if plain_name(name) == "copy":
             raise refused_for_rows(target._owner, target.table.name, name) from None
         raise _refusal(args, name) from None
-    summands = [each for each in flat([*args, *kwargs.values()]) if isinstance(each, RowsOfTable)]
     if not is_in_place:
         counts = {key: _counts_of(table) for key, (table, _) in terms.items()}
         for each in summands:
@@ -177,8 +207,6 @@ def _applied(rule: Callable[..., _Terms], name: str, args: Any, kwargs: Any) -> 
         return _summed(torch.zeros_like(summands[0].as_subclass(Tensor)), terms, summands[0]._owner, counts)
     if not isinstance(target, RowsOfTable) or not _is_average(terms):
         raise _refusal(args, name)
-    for each in summands:
-        _check_unchanged(each, name)
     _write(target.table, terms)
     return target
 
@@ -223,6 +251,8 @@ def _scaled(terms: _Terms, factor: Any) -> _Terms:
 
 
 def _added(value: Any, other: Any, alpha: float = 1) -> _Terms:
+    if type(other) is int and other == 0:  # Python's `sum` begins with it.
+        return _terms_of(value)
     return _merged(_terms_of(value), _scaled(_terms_of(other), alpha))
 
 
@@ -261,8 +291,8 @@ def _write(target: Table, terms: _Terms) -> None:
     # All refusals come before the first row changes.
     for table, _ in terms.values():
         refuse_shared_rows(table.name, table.config.admission, "an average of rows")
-    if target.is_second or not others:
-        return  # Another stand-in for the same rows takes part in the average already.
+    if not others or _is_repeated(target, others):
+        return
     # Ids of either side: one without a row here counts with its initial value, and gets a row.
     ids = torch.cat([operators.hashtable_ids(table.handle) for table, _ in [(target, 1.0), *others]]).unique()
     for part in ids.split(_ROWS_PER_CHUNK):
@@ -271,6 +301,21 @@ def _write(target: Table, terms: _Terms) -> None:
         for table, share in others:
             rows = _moved(rows, before, _read(table, part), share, len(others))
         operators.emb_write(target.handle, part, rows)
+    _last_averages[target.table_id] = (weakref.ref(target), _fingerprint(target, others))
+
+
+_last_averages: dict[int, tuple[weakref.ref[Table], object]] = {}
+"""Through which `Table` rows were averaged last, and the fingerprint afterwards, by the number of the table."""
+
+
+def _is_repeated(target: Table, others: list[tuple[Table, float]]) -> bool:
+    """Whether another module over the same rows was averaged so just before: a loop over parameters comes to both."""
+    by, fingerprint = _last_averages.get(target.table_id, (lambda: target, None))
+    return by() is not target and fingerprint == _fingerprint(target, others)
+
+
+def _fingerprint(target: Table, others: list[tuple[Table, float]]) -> object:
+    return _counts_of(target), sorted((table.table_id, share, _counts_of(table)) for table, share in others)
 
 
 def _moved(rows: Tensor, before: Tensor, other: Tensor, share: float, count: int) -> Tensor:

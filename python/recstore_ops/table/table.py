@@ -54,6 +54,7 @@ class Table:
         table_id: the table's number, which no other table ever has.
         is_new: whether opening created the table.
         times_cleared: how often what was collected was dropped.
+        times_bound: how often a program gave its parameter other `data`.
         owner: what it was opened for, for messages.
         is_given_gradients: whether callers hand it gradients of their own, besides those that ranks exchange.
 
@@ -81,7 +82,7 @@ class Table:
         self.owner = type(self).__name__
         self.needs_start = False
         self.is_looked_up = False
-        self.is_second = False
+        self.times_bound = 0
         self._lent: tuple[Tensor, Tensor] | None = None
         self._received_is_finite = True
         self._others_are_finite = True
@@ -380,7 +381,7 @@ class Table:
             else:
                 copied = type(self)(first.name, first.dim, first.config, first.shard)
             own(copied, copied.name, copied.table_id)
-        copied.owner, copied.is_second, copied.requires_grad = self.owner, first is not None, self.requires_grad
+        copied.owner, copied.requires_grad = self.owner, self.requires_grad
         copied.is_given_gradients = self.is_given_gradients
         return copied
 
