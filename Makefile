@@ -106,9 +106,9 @@ test: venv ## all that must hold before a change goes in; sets up all it needs
 	$(BIN)/python .ci/parts.py build-tests test-rust+test-python+check test-served
 
 .PHONY: test-all
-test-all: venv ## everything, and writes down what it took: AddressSanitizer, servers, ranks, Ray, kills, churn, the site
+test-all: venv ## everything, and writes down what it took: AddressSanitizer, servers, ranks, Ray, trainers, kills, churn, the site
 	$(BIN)/python .ci/parts.py --record docs/testing.md build-tests check docs test-rust test-torch test-sanitized \
-	  test-python-all+test-kills test-served-all test-churn
+	  test-python-all+test-kills test-served-all test-trainers test-churn
 
 .PHONY: build-tests
 build-tests: $(DEVELOPED)
@@ -227,6 +227,22 @@ test-kills: $(DEVELOPED) ## processes killed hundreds of times, a thousand seque
 	PROPTEST_CASES=1000 cargo test --quiet $(DEVELOPED_CRATES) --test state_directory after_any_sequence
 	PROPTEST_CASES=1000 cargo test --quiet $(DEVELOPED_CRATES) --test checkpoint_lineage nothing_of_another
 	RECSTORE_KILL_ROUNDS=100 $(BIN)/python -m pytest --quiet tests/python/test_following_kills.py
+
+# Programs of trainers that others publish. The environment sees what lies in .venv, torch and this package too.
+TRAINERS := .venv-trainers
+TRAINERS_READY := $(TRAINERS)/ready
+
+.PHONY: test-trainers
+test-trainers: $(DEVELOPED) $(TRAINERS_READY) ## programs of Lightning, accelerate, optuna and PyG, in an environment of their own
+	$(TRAINERS)/bin/python -m pytest --quiet tests/trainers
+
+PACKAGES_OF = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+$(TRAINERS_READY): requirements-trainers.txt $(TOOLS_READY)
+	@echo "== Lightning, accelerate, optuna and PyG in $(TRAINERS)"
+	test -x $(TRAINERS)/bin/python || $(BIN)/python -m venv $(TRAINERS)
+	echo "import site; site.addsitedir('$(call PACKAGES_OF,$(VENV))')" > "$(call PACKAGES_OF,$(TRAINERS))/venv.pth"
+	$(TRAINERS)/bin/python -m pip --disable-pip-version-check install --no-compile --quiet --requirement requirements-trainers.txt
+	touch $@
 
 .PHONY: test-churn
 test-churn: ## 100 million ids through one table: time and memory of its last part as of its first

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from recstore_ops.ops import asked_gradients, feature_operators, operators
+from recstore_ops.ops import asked_gradients, collecting, feature_operators, operators
 from recstore_ops.ops.collecting import collect, merge_gradients, merges_here, set_merge, unshared
+from recstore_ops.ops.traced_regions import CollectingFunction
 from recstore_ops.sparse._bags import bag_of_each
 
 
@@ -45,6 +46,8 @@ def collect_bags(
         padding_idx: an id whose gradients do not count.
         places: what the lookup of the same ids gave out; spares the step its search.
     """
+    if collecting.hooked:
+        collecting.begin_pass(collectors)
     if merges_here():
         feature_operators.accept_feature_grads(tables, collectors, ids, offsets, grads, dims, weights, padding_idx)
         return
@@ -71,7 +74,7 @@ def _collect(
         collect(collector, table, ids, grads, padding_idx, places)
 
 
-class _DistEmbFunction(Function):
+class _DistEmbFunction(CollectingFunction):
     """Rows of a table: `ids [...] -> [..., D]`."""
 
     @staticmethod
@@ -98,7 +101,7 @@ class _DistEmbFunction(Function):
         return (None,) * 6
 
 
-class _DistEmbBagFunction(Function):
+class _DistEmbBagFunction(CollectingFunction):
     """Pooled rows of a table: `ids [N]`, `offsets [B + 1]` -> `[B, D]`."""
 
     @staticmethod
@@ -252,7 +255,7 @@ def shares_of_ids(ids: Tensor) -> Tensor:
     return counts_N[inverse].reciprocal()
 
 
-class HashTableLookupFunction(Function):
+class HashTableLookupFunction(CollectingFunction):
     """Indices and rows of distinct ids: `ids [U]` -> int64 `[U]`, float32 `[U, D]`.
 
     With `insert` ids without a row get one; otherwise their index is -1, and their row is their initial value.
@@ -319,7 +322,7 @@ def _places(inverse_N: Tensor, num_rows: int) -> Tensor:
     return ones_N.new_zeros(num_rows).index_add_(0, inverse_N, ones_N).clamp(min=1).unsqueeze(1)
 
 
-class _RecStoreEBCFunction(Function):
+class _RecStoreEBCFunction(CollectingFunction):
     """Sums of the rows of several features: `ids [N]`, `offsets [F * B + 1]` -> `[B, sum of dims]`.
 
     `handles` are T tables and then the collector of each; feature f reads `handles[table_numbers[f]]`, whose dim is
@@ -357,7 +360,7 @@ class _RecStoreEBCFunction(Function):
         return None, grad_weights_N, *((None,) * (len(ctx.needs_input_grad) - 2))
 
 
-class _EagerEBCFunction(Function):
+class _EagerEBCFunction(CollectingFunction):
     """As `_RecStoreEBCFunction`, with the handles of each feature as lists, and the rows if they were read already.
 
     Autograd examines each tensor that it gets, which takes longer than the lookup of a small batch.

@@ -179,18 +179,31 @@ REFUSED: dict[str, Callable[[Any, Any], Any]] = {
 def test_what_is_no_average_of_rows_is_refused(what: str, table_name: Callable[[], str]) -> None:
     name = table_name()
     module = DistEmbedding(NUM, DIM, name)
-    [target], [source] = copy.deepcopy(module).parameters(), module.parameters()
+    copied = copy.deepcopy(module)
+    [target], [source] = copied.parameters(), module.parameters()
     with pytest.raises(RuntimeError) as caught:
         REFUSED[what](target, source)
     assert f'the parameter of DistEmbedding over table "{name}' in str(caught.value)
     assert "rows are averaged by copy_ of a sum of parameters whose shares add up to one" in str(caught.value)
 
 
-def test_a_scalar_is_no_average_of_rows(table_name: Callable[[], str]) -> None:
-    # As libraries write it whose averages are clones of parameters.
-    [parameter] = DistEmbedding(NUM, DIM, table_name()).parameters()
-    with pytest.raises(AttributeError, match=r'over table .* has no "copy_": weight'):
-        parameter.data.copy_(parameter.clone().detach())
+def test_a_clone_on_the_tape_of_autograd_is_refused(table_name: Callable[[], str]) -> None:
+    module = DistEmbedding(NUM, DIM, table_name())
+    [parameter] = module.parameters()
+    with pytest.raises(AttributeError, match=r'over table .* has no "clone": weight'):
+        parameter.clone()
+
+
+def test_a_sum_of_rows_that_have_changed_since_is_refused(table_name: Callable[[], str]) -> None:
+    ours, average = (DistEmbedding(NUM, DIM, table_name()) for _ in range(2))
+    [p], [q] = ours.parameters(), average.parameters()
+    for change in (lambda: ours.weight.__setitem__(0, torch.ones(DIM)), ours.reset_parameters):
+        ours.weight[1] = torch.ones(DIM)
+        mean = p.data * 0.5 + q.data * 0.5
+        change()
+        with pytest.raises(RuntimeError, match=r"rows have changed since this sum was made.*clone\(\) keeps"):
+            q.data.copy_(mean)
+    assert len(average.table) == 0
 
 
 def test_an_average_that_is_none_is_refused_by_averaged_model(table_name: Callable[[], str]) -> None:
@@ -201,8 +214,11 @@ def test_an_average_that_is_none_is_refused_by_averaged_model(table_name: Callab
         averaged.update_parameters(module)
 
 
-def test_a_detached_stand_in_is_a_scalar_to_all_else(table_name: Callable[[], str]) -> None:
-    [parameter] = DistEmbedding(NUM, DIM, table_name()).parameters()
+def test_a_detached_stand_in_says_the_size_of_the_table_and_no_value(table_name: Callable[[], str]) -> None:
+    module = DistEmbedding(NUM, DIM, table_name())
+    [parameter] = module.parameters()
     detached = parameter.detach()
-    assert (detached.shape, float(detached), detached.cpu().item()) == (torch.Size([]), 0.0, 0.0)
-    assert torch.equal(detached.clone(), torch.zeros(()))
+    assert (detached.shape, detached.numel(), len(detached), detached.dim()) == ((NUM, DIM), NUM * DIM, NUM, 2)
+    for asked in (float, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.sum):
+        with pytest.raises(RuntimeError, match=r'over table .* has no "\w+": rows are averaged by'):
+            asked(detached)

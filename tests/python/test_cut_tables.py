@@ -92,7 +92,7 @@ def check_moment(ids: Tensor, values: Tensor) -> None:
 
 def of_state(module: DistEmbedding, path: Path) -> Rows:
     state = module.state_dict()
-    return tuple(value.as_subclass(Tensor) for value in state.values())  # type: ignore[return-value]
+    return tuple(state[key].as_subclass(Tensor) for key in ("ids", "rows"))  # type: ignore[return-value]
 
 
 def of_safetensors(module: DistEmbedding, path: Path) -> Rows:

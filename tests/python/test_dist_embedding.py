@@ -332,9 +332,9 @@ def test_under_autocast_rows_and_gradients_stay_float32(dtype: torch.dtype, name
 def test_a_module_has_a_stand_in_for_its_table_and_its_rows_move_nowhere(name: str) -> None:
     module = DistEmbedding(NUM, DIM, name).half().to("meta")
     [(named, parameter)] = module.named_parameters()
-    assert (named, parameter.shape, parameter.dtype, parameter.is_meta) == ("weight", (), torch.float16, True)
+    assert (named, parameter.shape, parameter.dtype, parameter.is_meta) == ("weight", (NUM, DIM), torch.float16, True)
     assert list(module.named_parameters(recurse=False)) == []
-    assert list(module.state_dict()) == ["ids", "rows"]
+    assert list(module.state_dict()) == ["ids", "rows", "ids_check"]
     assert module(IDS).dtype == torch.float16
     assert module.weight[IDS].dtype == torch.float32
 

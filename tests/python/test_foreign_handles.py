@@ -250,6 +250,7 @@ def test_what_a_pickle_brings_meets_nothing_of_the_new_process(tmp_path: Path) -
 
 
 def test_a_stand_in_is_looked_at_under_fake_tensors(table_name: Callable[[], str]) -> None:
-    (stand_in,) = DistEmbedding(4, 1, table_name()).parameters()
+    module = DistEmbedding(4, 1, table_name())
+    (stand_in,) = module.parameters()
     with FakeTensorMode() as mode:
         assert mode.from_tensor(stand_in).shape == ()

@@ -234,3 +234,52 @@ def test_a_scaler_with_nothing_collected_says_what_torch_says(pair: Pair) -> Non
     for optimizer in (pair.our_optimizer, pair.their_optimizer):
         with pytest.raises(AssertionError, match="No inf checks were recorded"):
             scaler.step(optimizer)
+
+
+ORDERS: dict[str, Callable[[GradScaler, torch.optim.Optimizer, SparseOptimizer], object]] = {
+    "dense before": lambda scaler, dense, sparse: (scaler.step(dense), scaler.step(sparse)),
+    "dense behind": lambda scaler, dense, sparse: (scaler.step(sparse), scaler.step(dense)),
+    "unscaled before": lambda scaler, dense, sparse: (
+        *(scaler.unscale_(sparse), scaler.unscale_(dense)),
+        *(scaler.step(dense), scaler.step(sparse)),
+    ),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_scaler_has_two_optimizers_in_any_order(
+    order: Callable[[GradScaler, torch.optim.Optimizer, SparseOptimizer], object], pair: Pair
+) -> None:
+    """The dense optimizer has all parameters, the stand-in of the table among them."""
+    weight = nn.Parameter(torch.ones(1))
+    dense = torch.optim.SGD([*pair.ours.parameters(), weight], lr=LR)
+    for _ in range(3):
+        scaler = GradScaler("cpu", init_scale=1024.0)
+        scaler.scale((pair.ours(IDS) ** 3).sum() + weight.sum()).backward()
+        (pair.theirs(IDS) ** 3).sum().backward()
+        order(scaler, dense, pair.our_optimizer)
+        pair.their_optimizer.step()
+        for each in (dense, pair.their_optimizer):
+            each.zero_grad()
+    assert torch.allclose(weight, torch.tensor(1 - 3 * LR))
+    pair.assert_equal_rows()
+
+
+def test_a_scaler_that_has_the_dense_optimizer_alone_is_refused_before_a_row_changes(pair: Pair) -> None:
+    weight = nn.Parameter(torch.ones(1))
+    dense = torch.optim.SGD([*pair.ours.parameters(), weight], lr=LR)
+    before = pair.ours(IDS).detach()
+    for _ in range(2):
+        scaler = GradScaler("cpu", init_scale=1024.0)
+        scaler.scale(pair.ours(IDS).sum() + weight.sum()).backward()
+        scaler.step(dense)
+        [(_, grads)] = pair.ours._trace
+        with pytest.raises(RuntimeError, match=f'"{pair.ours.name}": its gradients are still scaled.*scaler.step'):
+            pair.our_optimizer.step()
+        assert torch.equal(pair.ours(IDS), before)
+        assert torch.equal(pair.ours._trace[0][1], grads)
+        pair.our_optimizer.zero_grad()
+        dense.zero_grad()
+    pair.ours(IDS).sum().backward()
+    pair.our_optimizer.step()  # Without a scaler it goes on.
+    assert not torch.equal(pair.ours(IDS), before)

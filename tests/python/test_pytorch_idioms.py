@@ -34,13 +34,14 @@ def lines() -> list[Line]:
     for row in PAGE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
         if len(cells) == 4 and cells[1] in OUTCOMES:
-            found.append(Line(cells[0], cells[1], cells[2], re.findall(r"`(\w+\.py::\w+)`", cells[3])))
+            found.append(Line(cells[0], cells[1], cells[2], re.findall(r"`([\w/]+\.py::\w+)`", cells[3])))
     return found
 
 
 @cache
 def functions_of(file: str) -> set[str]:
-    tree = ast.parse((ROOT / "tests" / "python" / file).read_text(encoding="utf-8"))
+    path = ROOT / "tests" / (file if "/" in file else f"python/{file}")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 

@@ -64,13 +64,23 @@ def test_a_model_that_is_refused_takes_no_rows_from_tables(name: str, prefix: st
     assert torch.equal(rows_of(prefix), rows)
 
 
-def test_a_table_in_use_behind_one_that_is_not_keeps_the_rows_of_both(prefix: str) -> None:
+def test_a_table_of_another_module_of_the_model_keeps_the_rows_of_both(prefix: str) -> None:
     rows = trained(prefix)
-    used = DistEmbedding(6, 4, f"{prefix}item", on_existing="share")
-    with pytest.raises(ValueError, match=f'table "{prefix}item" is in use by a module'):
-        replace_embeddings(model_of(), prefix=prefix, on_existing="reset")
-    assert torch.equal(used.weight[IDS], rows[1])
+    model: Any = model_of()
+    model["own"] = DistEmbedding(6, 4, f"{prefix}item", on_existing="share")
+    with pytest.raises(ValueError, match=f'table "{prefix}item" is that of another module of this model'):
+        replace_embeddings(model, prefix=prefix, on_existing="reset")
+    assert torch.equal(model["own"].weight[IDS], rows[1])
     assert torch.equal(rows_of(prefix), rows)
+
+
+def test_a_model_that_is_bound_refuses_once_another_took_its_tables(prefix: str) -> None:
+    trained(prefix)
+    before: Any = model_of()
+    replace_embeddings(before, prefix=prefix, on_existing="share")
+    replace_embeddings(model_of(), prefix=prefix, on_existing="reset")
+    with pytest.raises(RuntimeError, match=f'table "{prefix}item" was given up: a module made later'):
+        before["item"](IDS)
 
 
 def test_what_the_configuration_file_refuses_takes_no_rows(

@@ -34,6 +34,7 @@ from recstore_ops import (
     table_statistics,
 )
 from recstore_ops.state import tables_left_out
+from recstore_ops.state.ids_check import check_of_ids
 
 pytestmark = [pytest.mark.tier("test"), pytest.mark.usefixtures("tables_are_dropped")]
 
@@ -146,7 +147,8 @@ def test_a_state_holds_ids_rising_and_rows_in_the_row_type(dtype: torch.dtype, t
     modules = [cls(None, DIM, table_name(), dtype=dtype) for cls in (DistEmbedding, DistEmbeddingBag)]
     for module in [*modules, HashTable(DIM, table_name(), dtype=dtype)]:
         module.weight[ids] = rows
-        assert_equal(plain(module.state_dict()), {"ids": ids[[1, 0, 2]], "rows": rows[[1, 0, 2]].to(dtype)})
+        expected = {"ids": ids[[1, 0, 2]], "rows": rows[[1, 0, 2]].to(dtype), "ids_check": check_of_ids(ids)}
+        assert_equal(plain(module.state_dict()), expected)
         assert torch.equal(module.rows(), rows[[1, 0, 2]].to(dtype))
         assert sorted(module.ids().tolist()) == sorted(ids.tolist())
 
@@ -169,7 +171,7 @@ def test_the_state_of_a_collection_holds_each_table(table_name: Callable[[], str
 def test_a_table_without_rows_has_a_state(table_name: Callable[[], str]) -> None:
     module = DistEmbedding(None, DIM, table_name(), dtype=torch.bfloat16)
     expected = {"ids": torch.empty(0, dtype=torch.int64), "rows": torch.empty(0, DIM, dtype=torch.bfloat16)}
-    assert_equal(plain(module.state_dict()), expected)
+    assert_equal(plain(module.state_dict()), {**expected, "ids_check": check_of_ids(expected["ids"])})
     module.weight[[3]] = torch.ones(DIM)
     module.load_state_dict(expected)
     assert len(module.table) == 0

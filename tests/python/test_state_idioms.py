@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,19 @@ import torch.distributed as dist
 from module_kinds import DIM, KINDS, NUM, OPTIONS, Kind, each_kind
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 
-from recstore_ops import DistEmbedding, DistEmbeddingBag, HashTable
+from recstore_ops import DistEmbedding, DistEmbeddingBag, HashTable, SparseOptimizer, table_statistics
 
 pytestmark = pytest.mark.tier("test")
 
@@ -163,7 +172,7 @@ def test_keys_of_other_names_are_told(kind: Kind, table_name: Callable[[], str])
         target.load_state_dict(state)
     found = target.load_state_dict(state, strict=False)
     assert sorted(found.unexpected_keys) == sorted(state)
-    assert sorted(found.missing_keys) == sorted(source.state_dict())
+    assert sorted(found.missing_keys) == sorted(key for key in source.state_dict() if not key.endswith("ids_check"))
     assert rows_of(target).eq(0).all()
 
 
@@ -180,6 +189,86 @@ def test_the_state_that_torch_distributed_asks_for_is_loaded(kind: Kind, table_n
     source, target = trained(kind, table_name()), Model(kind, table_name())
     set_model_state_dict(target, get_model_state_dict(source))
     assert torch.equal(rows_of(target), rows_of(source))
+
+
+@pytest.mark.parametrize("full", [False, True])
+@each_kind
+def test_a_frozen_table_is_left_out_if_frozen_parameters_are(
+    kind: Kind, full: bool, table_name: Callable[[], str]
+) -> None:
+    source, target = trained(kind, table_name()), trained(kind, table_name())
+    options = StateDictOptions(ignore_frozen_params=True, full_state_dict=full, cpu_offload=full, strict=False)
+    source.sparse.requires_grad_(False)
+    source.top.bias.requires_grad_(False)
+    state, rows = get_model_state_dict(source, options=options), rows_of(target)
+    assert {key for key in state if not key.endswith("_extra_state")} == {"top.weight"}
+    set_model_state_dict(target, state, options=options)
+    assert torch.equal(rows_of(target), rows)
+    assert torch.equal(target.top.weight, source.top.weight)
+    source.sparse.requires_grad_(True)
+    set_model_state_dict(target, get_model_state_dict(source, options=options), options=options)
+    assert torch.equal(rows_of(target), rows_of(source))
+
+
+def test_one_frozen_table_of_several_is_left_out(table_name: Callable[[], str]) -> None:
+    model: Any = nn.Sequential(*[DistEmbedding(NUM, DIM, table_name(), **OPTIONS) for _ in range(2)])
+    options = StateDictOptions(ignore_frozen_params=True)
+    model[0].requires_grad_(False)
+    assert set(get_model_state_dict(model, options=options)) == {"1.ids", "1.rows", "1.ids_check"}
+    assert set(get_model_state_dict(model[0], options=options)) == set()
+    assert len(model.state_dict()) == 6
+
+
+FUNCTIONS: dict[str, Callable[[nn.Module, Any, Any], Any]] = {
+    "get_optimizer_state_dict": lambda model, sparse, dense: get_optimizer_state_dict(model, sparse),
+    "get_optimizer_state_dict, flattened": lambda model, sparse, dense: get_optimizer_state_dict(
+        model, sparse, options=StateDictOptions(flatten_optimizer_state_dict=True)
+    ),
+    "get_state_dict": lambda model, sparse, dense: get_state_dict(model, [dense, sparse]),
+    "set_optimizer_state_dict": lambda model, sparse, dense: set_optimizer_state_dict(
+        model, sparse, sparse.state_dict()
+    ),
+    "set_state_dict": lambda model, sparse, dense: set_state_dict(
+        model,
+        [dense, sparse],
+        model_state_dict=model.state_dict(),
+        optim_state_dict=get_optimizer_state_dict(model, dense),
+    ),
+}
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_functions_that_look_for_parameters_name_the_way(
+    function: str, is_collected: bool, table_name: Callable[[], str]
+) -> None:
+    name = table_name()
+    model: Any = nn.Sequential(DistEmbedding(NUM, DIM, name, optimizer="adam"), nn.Linear(DIM, 1))
+    sparse, dense = SparseOptimizer(modules=[model]), torch.optim.Adam(model[1].parameters())
+    for _ in range(1 + is_collected):
+        sparse.zero_grad()
+        model(torch.tensor([1, 2])).sum().backward()
+        if not is_collected:
+            sparse.step()
+    before, rows, collected = table_statistics(name), model[0].rows(), len(model[0].table.collected())
+    way = re.escape(f'SparseOptimizer has the tables "{name}" by name: save its state_dict() under a key of its own')
+    with pytest.raises(RuntimeError, match=way):
+        FUNCTIONS[function](model, sparse, dense)
+    assert table_statistics(name) == before
+    assert torch.equal(model[0].rows(), rows)
+    assert len(model[0].table.collected()) == collected == is_collected
+
+
+def test_the_dense_optimizer_beside_tables_goes_through_them(table_name: Callable[[], str]) -> None:
+    model: Any = nn.Sequential(DistEmbedding(NUM, DIM, table_name(), **OPTIONS), nn.Linear(DIM, 1))
+    sparse, dense = SparseOptimizer(modules=[model]), torch.optim.Adam(model[1].parameters())
+    model(torch.tensor([1, 2])).sum().backward()
+    dense.step()
+    sparse.step()
+    state = get_optimizer_state_dict(model, dense)
+    other = torch.optim.Adam(model[1].parameters())
+    set_optimizer_state_dict(model, other, state)
+    assert torch.equal(other.state[model[1].weight]["exp_avg"], dense.state[model[1].weight]["exp_avg"])
 
 
 @each_kind

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from recstore_ops.config.row_types import ROW_TYPES, VALUE_TYPES, type_name
 from recstore_ops.config.table_config import TableConfig
@@ -15,6 +16,7 @@ from recstore_ops.ops import operators
 from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.table.checks import as_ids
+from recstore_ops.table.copied_values import CopiedValues, flat
 from recstore_ops.table.copying import check_not_spawning, check_open, note_made
 from recstore_ops.table.owners import is_owned, keep, opening, own
 from recstore_ops.table.refusals import refused_for_rows
@@ -192,9 +194,12 @@ class DistTensor:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise refused_for_rows(self._owner, self.name, name)
 
+    def __bool__(self) -> bool:
+        raise refused_for_rows(self._owner, self.name, "__bool__")
+
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, DistTensor)]
+        given = [each for each in flat([*args, *(kwargs or {}).values()]) if isinstance(each, DistTensor)]
         name = f', "{given[0].name}",' if given else ""
         raise TypeError(
             f"{func.__name__} takes tensors, and the weight of a table{name} is none: give it rows, of weight[ids] or, "
@@ -217,9 +222,14 @@ class DistTensor:
             TypeError: a slice of a table without a bound, several indices, or no ids.
             ValueError: an id of a sharded table that another rank owns.
         """
+        asked = ids
         ids = self._ids(ids)
         check_owned(self.table, ids)
-        return operators.emb_read(self.table.handle, ids, self.table.dim)
+        rows = operators.emb_read(self.table.handle, ids, self.table.dim)
+        # As in torch, a number and a slice give a view, and other indices a copy. Compiled code has no views.
+        if torch.compiler.is_compiling() or not isinstance(asked, int | slice):
+            return rows
+        return _RowView.of(rows, ids, self.table)
 
     def __setitem__(self, ids: Tensor | Sequence[int] | int | slice, rows: Tensor) -> None:
         """Overwrites the rows of `ids` with `rows`, floating point, `[..., dim]`; of duplicates the last one wins."""
@@ -248,6 +258,64 @@ class DistTensor:
 
     def __repr__(self) -> str:
         return f"DistTensor({self.shape}, {self.dtype}, name={self.name!r})"
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refuse(self: DistTensor, *args: object) -> Any:
+        raise refused_for_rows(self._owner, self.name, name)
+
+    return refuse
+
+
+# Python looks for operators at the class. `==` and `!=` stay those of objects, for programs look for one in a list.
+for _name in (
+    *("invert", "neg", "pos", "abs", "int", "float", "complex", "index", "lt", "le", "gt", "ge"),
+    *("contains", "reversed"),
+    *(
+        prefix + name
+        for name in (
+            *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+            *("and", "or", "xor", "lshift", "rshift"),
+        )
+        for prefix in ("", "r", "i")
+    ),
+):
+    setattr(DistTensor, f"__{_name}__", _refusing(f"__{_name}__"))
+
+
+class _RowView(CopiedValues):
+    """Rows as they were read; a function that writes to them writes the rows as they are then."""
+
+    _rows: tuple[Tensor, Tensor, Table]
+    """All rows in the memory of this view, and their ids and table."""
+
+    @staticmethod
+    def of(rows: Tensor, ids: Tensor, table: Table) -> Tensor:
+        view = Tensor._make_subclass(_RowView, rows)
+        view._rows = (rows, ids, table)
+        return view.refusing(
+            f'rows of table "{table.name}": this function does not say that it writes to them; write weight[ids] = rows'
+        )
+
+    def _begin_write(self, function: str) -> None:
+        rows, ids, table = self._rows
+        rows.copy_(operators.emb_read(table.handle, ids, table.dim))
+
+    def _end_write(self) -> None:
+        rows, ids, table = self._rows
+        operators.emb_write(table.handle, ids, rows)
+
+    def _view(self, values: Tensor) -> Tensor:
+        view = values.as_subclass(_RowView)
+        view._rows = self._rows
+        return view.refusing(self._refusal)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return memo.setdefault(id(self), self.clone())
 
 
 def _as_ids(ids: Tensor | Sequence[int] | int) -> Tensor:

@@ -92,9 +92,10 @@ class TableOptions(ConfigOptions, total=False):
         wire_dtype: the type in which rows and gradients travel between ranks: `torch.float32`, the default, or
             `torch.bfloat16`.
         on_existing: the treatment of a table that exists and has rows. `share` goes on with them and `error` raises.
-            `reset` gives up rows, optimizer state and configuration, unless a module, a `Table` or a `DistTensor` that
-            is alive uses the table, or it lies on servers. By default a module shares the table, and warns once if a
-            module that is gone trained or wrote its rows. All ranks of a `process_group` do the same.
+            `reset` gives up rows, optimizer state and configuration: modules, optimizers and handles that the table had
+            before refuse from then on. It is refused for a table on servers. By default a module shares the table, and
+            warns each time if an earlier module trained or wrote its rows, unless the two are made in the constructor
+            of one model. All ranks of a `process_group` do the same.
     """
 
     process_group: dist.ProcessGroup | None

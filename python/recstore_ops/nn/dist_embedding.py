@@ -1,6 +1,5 @@
 """`DistEmbedding`: `torch.nn.Embedding` over a table that grows by id."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,16 +20,19 @@ from recstore_ops.nn.copies import Copies
 from recstore_ops.nn.functional import embedding
 from recstore_ops.nn.padding import PaddingIdx, padding_ids, with_one_padding
 from recstore_ops.nn.staging import StagedRows
-from recstore_ops.nn.table_parameter import TableParameter
+from recstore_ops.nn.table_parameter import TableParameter, without_stand_ins
+from recstore_ops.nn.table_rows import RowsOfTable
 from recstore_ops.ops import operators
 from recstore_ops.ops.operators import eager_only
 from recstore_ops.sharding.ownership import write_own
 from recstore_ops.sharding.rows import Request
+from recstore_ops.state.ids_check import check_of_ids
 from recstore_ops.state.keys import add_rows, load_rows
 from recstore_ops.state.rows import rows_by_id
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.existing import check_choice, note_module, settle_existing
 from recstore_ops.table.owners import is_owned, keep, opening
+from recstore_ops.table.program_line import warn_program
 from recstore_ops.table.refusals import NO_MAX_NORM
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table, disagreeing_on_error
@@ -177,11 +179,19 @@ class TableModule(ClosedModule):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """As in `nn.Module`; without `recurse` none.
+        """As in `nn.Module`; without `recurse` those of a derived class alone, and not the stand-in of the table.
 
-        DDP and FSDP ask every module so for what they reduce and shard, and the stand-in of a table is neither.
+        DDP and FSDP ask every module so for what they reduce and shard, and the stand-in is neither.
         """
-        return super().named_parameters(prefix, recurse, remove_duplicate) if recurse else iter(())
+        found = super().named_parameters(prefix, recurse, remove_duplicate)
+        return found if recurse else without_stand_ins(found)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """As in `nn.Module`; without `recurse` the stand-in of the table too, so that loops freeze it."""
+        if recurse:
+            yield from super().parameters()
+        else:
+            yield from (each for each in self._parameters.values() if each is not None)
 
     @contextmanager
     def _without_stand_in(self) -> Iterator[nn.Parameter | None]:
@@ -226,8 +236,28 @@ class TableModule(ClosedModule):
 
         The tensor put there decides whether rows get a gradient, as a replaced weight of an `nn.Embedding` does.
         """
-        stand_in: Any = self._parameters["weight"]
-        return self.table if type(stand_in) is TableParameter else self.table.anchored(stand_in, type(self).__name__)
+        stand_in: Any = self._parameters.get("weight")
+        return self.table if stand_in is self.table.anchor else self._table_behind(stand_in)
+
+    def _table_behind(self, stand_in: Any) -> Table:
+        """The table of another tensor in the place of the parameter: that of another module, or a clone of rows.
+
+        Raises:
+            RuntimeError: it stands for no table of this size.
+        """
+        owner = type(self).__name__
+        if isinstance(stand_in, TableParameter | RowsOfTable):
+            table = stand_in.table_of_rows()
+            if table.dim == self.table.dim:
+                return table
+        # What transforms of `torch.func` make of the scalar.
+        elif isinstance(stand_in, Tensor) and stand_in.dim() == 0:
+            return self.table.anchored(stand_in, owner)
+        found = f"a tensor of shape {tuple(stand_in.shape)}" if isinstance(stand_in, Tensor) else repr(stand_in)
+        raise RuntimeError(
+            f'"weight" of {owner} over table "{self.table.name}": {found} is in its place, and lookups read tables of '
+            f"dim {self.table.dim}; give functional_call the parameter of a module, or its detach().clone()"
+        )
 
     def tables(self) -> list[Table]:
         """The table of this module."""
@@ -259,6 +289,10 @@ class TableModule(ClosedModule):
     def rows(self) -> Tensor:
         """All rows, in the row type, `[N, embedding_dim]`, those of rising ids; `state_dict` holds them so."""
         return rows_by_id(self.table)[1]
+
+    def ids_check(self) -> Tensor:
+        """The check of the ids that `state_dict` holds, int64 `[32]`; `load_state_dict` compares it with theirs."""
+        return check_of_ids(self.ids())
 
     def extra_repr(self) -> str:
         size = "open" if self.num_embeddings is None else self.num_embeddings
@@ -358,9 +392,8 @@ def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
     for key in {"lr", "alpha", "weight_decay"} & asked.keys():
         value, kept_value = asked[key], kept.get(key, kept.get("alpha"))
         if kept_value != value:
-            warnings.warn(
-                f'table "{table.name}" exists and keeps {key}={kept_value}, not {value}; {_way_to_change(key)}',
-                stacklevel=5,  # The call of the constructor, behind what checks its keywords and closes the module.
+            warn_program(
+                f'table "{table.name}" exists and keeps {key}={kept_value}, not {value}; {_way_to_change(key)}'
             )
 
 

@@ -21,7 +21,6 @@ from recstore_ops.nn.functional import needs_backward
 from recstore_ops.nn.prefetch import Issued, PendingPrefetches
 from recstore_ops.nn.scripted import batch_of_outputs, pooled_rows, refuse_gradients
 from recstore_ops.nn.table_collection import Output, TableCollection
-from recstore_ops.nn.table_parameter import TableParameter
 from recstore_ops.nn.variable_batch import Features, expanded, features_at, with_one_stride, without_weights
 from recstore_ops.nn.weighted_means import divided_by_weights, sums_of_weights
 from recstore_ops.ops import operators
@@ -409,9 +408,9 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
     def _sums(self, features: Features, outputs: list[Output], bags: list[DistEmbeddingBag]) -> Any:
         """The sums of all features, `[B, D]` in the order of `outputs`, whose modules are given."""
         # As `looked_up`, without a call for each of many tables.
-        own = [(bag, type(bag._parameters["weight"]) is TableParameter) for bag in bags]
+        own = [(bag, bag._parameters.get("weight") is bag.table.anchor) for bag in bags]
         tables = [bag.table if has_own else bag.looked_up() for bag, has_own in own]
-        trained = {table.anchor.requires_grad for table in tables}
+        trained = {table.is_frozen for table in tables}
         if torch.is_grad_enabled() and len(trained) > 1:
             return self._pooled_apart(features, outputs, tables)
         return self._pooled_together(features, outputs, tables)

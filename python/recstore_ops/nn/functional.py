@@ -13,6 +13,7 @@ from recstore_ops.nn import transformed
 from recstore_ops.nn.padding import PaddingIdx, padding_ids, with_one_padding, with_rows_of_padding
 from recstore_ops.nn.weighted_means import divided_by_weights, sums_of_weights
 from recstore_ops.ops import operators
+from recstore_ops.ops.traced_regions import region_refusal, stop
 from recstore_ops.sharding.pooling import check_offsets, pool_rows, spread_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
 from recstore_ops.sparse.transforms import is_transformed
@@ -148,11 +149,15 @@ def needs_backward(table: Table, weights: Tensor | None) -> bool:
     Raises:
         RuntimeError: it leads to gradients under `torch.jit.trace`, whose programs collect none.
     """
+    is_compiling = torch.compiler.is_compiling()
     # As `is_transformed`, without a call: each lookup comes here.
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():  # type: ignore[attr-defined]
+    if not is_compiling and torch._C._are_functorch_transforms_active():  # type: ignore[attr-defined]
         return True
     wants_weights = weights is not None and weights.requires_grad
-    if not (torch.is_grad_enabled() and (table.anchor.requires_grad or wants_weights)):
+    has_backward = torch.is_grad_enabled() and (not table.is_frozen or wants_weights)
+    if is_compiling and (refusal := region_refusal(has_backward)):
+        stop(table.name, refusal)
+    if not has_backward:
         return False
     if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         raise RuntimeError(

@@ -25,6 +25,7 @@ from recstore_ops.nn.dist_embedding import TableModule
 from recstore_ops.nn.functional import needs_backward
 from recstore_ops.nn.transformed import Lookup, read_rows
 from recstore_ops.ops import operators
+from recstore_ops.ops.traced_regions import region_refusal, stop
 from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.sharding.pooling import spread_rows
@@ -76,9 +77,13 @@ class HashTableRegister:
                 f'a HashTable named "{name}" exists, {claim.description}; a second one was requested, {description}'
             )
 
-    def register(self, name: str, description: str) -> "NameClaim":
-        """Takes the name for as long as the returned claim is alive; raises as `check_free`."""
-        self.check_free(name, description)
+    def register(self, name: str, description: str, is_new: bool = False) -> "NameClaim":
+        """Takes the name for as long as the returned claim is alive; raises as `check_free`.
+
+        With `is_new` it is about a table that was just made, and one that was given up for it has the name no more.
+        """
+        if not is_new:
+            self.check_free(name, description)
         claim = NameClaim(name, description)
         self._claims[name] = claim
         return claim
@@ -165,10 +170,11 @@ class HashTable(TableModule):
             _check_arguments(grad_reduce_by, insert_on_lookup, options.get("admission"), num_workers)
             description = _description(shape, lr, options)
             # Before the table is opened: a name that is taken must leave no table behind.
-            HashTableRegister().check_free(name, description)
+            if options.get("on_existing") != "reset":
+                HashTableRegister().check_free(name, description)
         super().__init__(num_embeddings, math.prod(shape), name, lr=lr, **options)
         # Only now: a table that could not be opened leaves its name free, even while its error is looked at.
-        self._claim = HashTableRegister().register(name, description)
+        self._claim = HashTableRegister().register(name, description, self.table.is_new)
         # `accept_grad` is no exchange, so ranks compare before each step whether one of them refuses it.
         self.table.is_given_gradients = True
         self.embedding_shape = shape
@@ -224,8 +230,11 @@ class HashTable(TableModule):
 
     def _evaluated_rows(self, ids_N: Tensor) -> Tensor:
         if is_transformed() and not self.table.is_sharded:
-            return read_rows(ids_N, Lookup(self.table.anchored(self.table.anchor.detach(), type(self).__name__)))
+            untrained = torch.zeros((), dtype=torch.float32, device="cpu")
+            return read_rows(ids_N, Lookup(self.table.anchored(untrained, type(self).__name__)))
         if not self.table.is_sharded:
+            if torch.compiler.is_compiling() and (refusal := region_refusal(False)):
+                stop(self.table.name, refusal)
             return self._read(ids_N)
         with torch.no_grad():
             (rows,) = sharded_rows([Request(self.table, ids_N)])
@@ -266,6 +275,7 @@ class HashTable(TableModule):
 
     def evict(self, dry_run: bool = False, *, ttl: int | None = None) -> Tensor:
         """Takes away the rows that `eviction` chooses from the table as it is now; see `RecStoreClient.evict`."""
+        self.table.statistics()  # An error, if another table has the name by now.
         return evict(self.name, dry_run, ttl)
 
     def clear(self) -> None:

@@ -2,10 +2,12 @@
 
 import copy
 import functools
+import sys
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from recstore_ops import _native
 from recstore_ops.client.client import RecStoreClient, get_kv_client
 from recstore_ops.config.table_config import check_learning_rate
-from recstore_ops.nn.collected_gradients import CollectedGradients
+from recstore_ops.nn.allowed import note_stepper
+from recstore_ops.nn.collected_gradients import CollectedGradients, check_unscaled
 from recstore_ops.nn.parameter_groups import check_rate_of_rule, rate_of, rates_of
 from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.ops.operators import eager_only
@@ -22,7 +25,7 @@ from recstore_ops.servers import store
 from recstore_ops.sharding.gradient_norm import clip_sharded_norm
 from recstore_ops.sharding.rows import check_other_ranks
 from recstore_ops.state.rows import native_state, optimizer_state
-from recstore_ops.table.existing import times_loaded
+from recstore_ops.table.existing import note_stepped, times_loaded, warn_of_kept_state
 from recstore_ops.table.table import Table, learning_rates, open_tables
 
 Tables = nn.Module | Table
@@ -54,9 +57,12 @@ class SparseOptimizer(torch.optim.Optimizer):
         lr: the learning rate of all tables, except those whose rate was set by hand with `set_learning_rate`; by
             default each table's own.
         modules: modules and tables that `step()` and `zero_grad()` are about.
+        on_existing: `share` goes on without a warning with what an earlier optimizer of these modules left beside the
+            rows, as averages of gradients; by default a table that keeps such is warned of each time.
 
     Raises:
-        ValueError: a learning rate out of range, modules without any table, or parameters in the place of modules.
+        ValueError: a learning rate out of range, modules without any table, parameters in the place of modules, or
+            another `on_existing`.
     """
 
     __module__ = "recstore_ops"
@@ -66,7 +72,10 @@ class SparseOptimizer(torch.optim.Optimizer):
         kv_client: RecStoreClient | nn.Module | Table | Sequence[Tables] | None = None,
         lr: float | None = None,
         modules: nn.Module | Table | Sequence[Tables] | None = None,
+        on_existing: Literal["share"] | None = None,
     ) -> None:
+        if on_existing not in (None, "share"):
+            raise ValueError(f'SparseOptimizer: on_existing must be "share" or None, got {on_existing!r}')
         client, self._modules = _client_and_modules(kv_client, modules)
         self.kv_client = client or get_kv_client()
         self._lr = None if lr is None else check_learning_rate(lr)
@@ -85,8 +94,11 @@ class SparseOptimizer(torch.optim.Optimizer):
         self.param_groups.extend(others)
         groups = self._groups_by_table()
         self._seen.update(tables)
+        note_stepper(self, tables)
         self._bring_together([(table, _group_of(table, groups)) for table in tables])
         _optimizers.add(self)
+        if on_existing is None:
+            warn_of_kept_state(tables)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SparseOptimizer":
         """An optimizer of copies of the modules, at the same learning rates; hooks are not copied, as in torch.
@@ -110,15 +122,49 @@ class SparseOptimizer(torch.optim.Optimizer):
         # torch's `__setstate__` adds the dictionaries of hooks that `__init__` would have made.
         copied.__setstate__({"defaults": dict(self.defaults), "state": defaultdict(dict), "param_groups": groups})
         _optimizers.add(copied)
+        note_stepper(copied, copied._seen)
         return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a pickle: the modules, as their pickles have them, and the parameter groups; no hooks, as in torch.
+
+        Slots and steps belong to the tables, which the process that reads the pickle has open.
+        """
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+        names = {table.table_id: table.name for table in self._tables_kept().values()}
+        return {
+            "kv_client": None if self.kv_client is get_kv_client() else self.kv_client,
+            "modules": self._modules,
+            "lr": self._lr,
+            "initial_lr": self._initial_lr,
+            "rates": {names[number]: rate for number, rate in self._rates.items() if number in names},
+            "defaults": self.defaults,
+            "param_groups": groups,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "modules" not in state:  # No pickle: torch sets the parts of a state so.
+            super().__setstate__(state)
+            return
+        self.kv_client = state["kv_client"] or get_kv_client()
+        self._modules, self._lr, self._initial_lr = state["modules"], state["lr"], state["initial_lr"]
+        numbers = {name: store.find_table(name) for name in state["rates"]}
+        self._rates = {number: state["rates"][name] for name, number in numbers.items() if number is not None}
+        self._loads, self._seen, self._stepped, self._followed = Counter(), weakref.WeakSet(), [], None
+        groups = [{"params": [self._parameter_for(group["table"])], **group} for group in state["param_groups"]]
+        super().__setstate__({"defaults": state["defaults"], "state": defaultdict(dict), "param_groups": groups})
+        _optimizers.add(self)
+        # A module that holds this optimizer is not there yet: its tables are found when they are needed.
+        with suppress(AttributeError):
+            tables = tables_of(self._modules or [])
+            self._seen.update(tables)
+            note_stepper(self, tables)
 
     def _copied_group(self, group: dict[str, Any], names: dict[str, str], memo: dict[int, Any]) -> dict[str, Any]:
         """A parameter group of the original, about the copy of its table."""
         rest = copy.deepcopy({key: value for key, value in group.items() if key not in ("params", "table")}, memo)
-        if group["table"] is None:
-            return {"params": [CollectedGradients.of(_refuse_without_modules)], **rest, "table": None}
-        name = names[group["table"]]
-        return {"params": [self._parameter_of(name)], **rest, "table": name}
+        name = None if group["table"] is None else names[group["table"]]
+        return {"params": [self._parameter_for(name)], **rest, "table": name}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses groups but those that the optimizer makes of its tables.
@@ -136,16 +182,44 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def _groups(self, tables: list[Table]) -> list[dict[str, Any]]:
         if not tables:
-            # torch refuses an optimizer without a parameter.
-            placeholder = CollectedGradients.of(_refuse_without_modules)
-            return [{"params": [placeholder], "lr": self._initial_lr, "table": None}]
+            return [{"params": [self._parameter_for(None)], "lr": self._initial_lr, "table": None}]
         by_name = {table.name: table for table in tables}
         return [
-            {"params": [self._parameter_of(name)], "lr": _rate(table), "table": name} for name, table in by_name.items()
+            {"params": [self._parameter_for(name)], "lr": _rate(table), "table": name}
+            for name, table in by_name.items()
         ]
 
-    def _parameter_of(self, name: str) -> CollectedGradients:
+    def _parameter_for(self, name: str | None) -> CollectedGradients:
+        """The parameter of a table's group; there is one without a table too, which torch asks for."""
+        if name is None:
+            return CollectedGradients.of(_refuse_without_modules)
         return CollectedGradients.of(functools.partial(_tables_named, self._modules or [], name))
+
+    @property
+    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Empty: what the optimizer keeps lies in the tables, and `state_dict` has it.
+
+        Raises:
+            RuntimeError: `torch.distributed.checkpoint.state_dict` asks, which looks for parameters in the model.
+        """
+        # Private in torch: by another name it would fail a little later, for want of a parameter.
+        if sys._getframe(1).f_code.co_name == "_init_optim_state":
+            raise RuntimeError(self._not_by_parameter())
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, state: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.__dict__["state"] = state
+
+    def _not_by_parameter(self) -> str:
+        names = [f'"{group["table"]}"' for group in self.param_groups if group["table"] is not None]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        tables = f"the tables {', '.join(names[:3])}{more}" if names else "tables"
+        return (
+            "get_optimizer_state_dict, set_optimizer_state_dict and get_state_dict of torch look for the parameters of "
+            f"an optimizer in the model, and SparseOptimizer has {tables} by name: save its state_dict() under a key "
+            "of its own, load it by load_state_dict, and give torch's functions the other optimizers"
+        )
 
     @eager_only
     def step(  # type: ignore[override]
@@ -165,8 +239,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: no modules here nor at construction, or modules without any table; or a parameter group with a
                 hyper-parameter other than its learning rate, which no step would read.
-            RuntimeError: a table refuses its gradients; a sharded table refuses those of any rank. Then no table has
-                changed and all traces are kept.
+            RuntimeError: a table refuses its gradients; a sharded table refuses those of any rank; or a `GradScaler`
+                was given the dense optimizer alone. Then no table has changed and all traces are kept.
         """
         if callable(modules) and not isinstance(modules, nn.Module | Table):
             modules, closure = None, modules  # As torch.optim: step(closure).
@@ -199,6 +273,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         # Before the ranks compare: within `sharding.join` that announces the rates to ranks without batches.
         self._follow_rates(tables)
         check_other_ranks(tables)
+        check_unscaled(tables)
         self.kv_client.apply_grads(tables)
         return loss
 
@@ -259,7 +334,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         """
         if not set_to_none:
             raise ValueError("SparseOptimizer.zero_grad drops collected gradients; it cannot keep zeros")
-        for table in self._seen if self._modules is not None else self._all_but_those_of_others():
+        own = self._seen or tables_of(self._modules or [])  # That of a pickle may have seen none yet.
+        for table in own if self._modules is not None else self._all_but_those_of_others():
             table.clear_collected()
 
     def _all_but_those_of_others(self) -> set[Table]:
@@ -351,6 +427,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Remembers the tables of a step, for `zero_grad`; usually the step before had the same."""
         if [reference() for reference in self._stepped] != tables:
             self._seen.update(tables)
+            note_stepper(self, tables)
+            note_stepped(tables)
             self._stepped = [weakref.ref(table) for table in tables]
             self._followed = None
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, Variable
+from torch.autograd import Variable
 
 from recstore_ops.autograd import shares_of_ids
 from recstore_ops.nn.copies import Copies, CudaCopies
@@ -22,6 +22,7 @@ from recstore_ops.nn.padding import PaddingIdx, with_one_padding, with_rows_of_p
 from recstore_ops.ops import operators
 from recstore_ops.ops.collecting import collect
 from recstore_ops.ops.operators import eager_only
+from recstore_ops.ops.traced_regions import CollectingFunction
 from recstore_ops.sparse.prefetch_iterator import check_prefetch_count, prefetch
 from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.checks import check_ids
@@ -120,13 +121,13 @@ class _Lookup(NamedTuple):
         collect(self.collector, self.table, self.ids, grads, self.padding_idx)
 
 
-class _StagedRowsFunction(Function):
+class _StagedRowsFunction(CollectingFunction):
     """Rows in pinned memory, on the device: `[..., D] -> [..., D]`."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, host: Tensor, lookup: _Lookup) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(anchor)
-        ctx.lookup = lookup
+        ctx.lookup, ctx.tables = lookup, (lookup.table,)
         return _on_device(host, lookup.copies)
 
     @staticmethod

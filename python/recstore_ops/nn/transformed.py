@@ -16,9 +16,11 @@ from torch.autograd import Function
 
 from recstore_ops.ops import operators
 from recstore_ops.ops.collecting import collect, unshared
+from recstore_ops.ops.traced_regions import CollectingFunction
 from recstore_ops.sharding.pooling import check_offsets, sum_bags
 from recstore_ops.sparse._bags import bag_of_each
 from recstore_ops.sparse.transforms import is_transformed
+from recstore_ops.table.refusals import NO_ENSEMBLE
 from recstore_ops.table.table import Table
 
 
@@ -72,8 +74,12 @@ def read_rows(ids: Tensor, lookup: Lookup) -> Tensor:
 
 
 # The transforms take only a Function whose `forward` has no context and which has `setup_context` beside it.
-class _Rows(Function):
+class _Rows(CollectingFunction):
     """Rows of ids, `[...] -> [..., D]`."""
+
+    @staticmethod
+    def named(ctx: Any) -> str:
+        return ctx.lookup.table.name
 
     @staticmethod
     def forward(anchor: Tensor, ids: Tensor, lookup: Lookup) -> Tensor:  # type: ignore[override]
@@ -98,10 +104,7 @@ class _Rows(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], anchor: Tensor, ids: Tensor, lookup: Lookup) -> tuple[Tensor, int]:  # type: ignore[override]
         if in_dims[0] is not None:
-            raise lookup.refusal(
-                "vmap over its parameter would read the rows of one table for all models of an ensemble; "
-                "call the models one after another, or the ensemble of their dense parts"
-            )
+            raise lookup.refusal(NO_ENSEMBLE)
         return _Rows.apply(anchor, ids.movedim(in_dims[1], 0), lookup), 0  # type: ignore[return-value]
 
 

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from recstore_ops.ops import operators
-from recstore_ops.ops.python_operators import define, returns_nothing
+from recstore_ops.ops.collecting import begin_pass
+from recstore_ops.ops.python_operators import define
+from recstore_ops.ops.traced_regions import refuse_compiled_autograd
 
 
 def reaches_anchor(ctx: Any) -> bool:
@@ -41,7 +43,9 @@ def _accept_grad(
     padding_idx: int | None = None,
     places: Tensor | None = None,
 ) -> None:
+    refuse_compiled_autograd(table)
     if _is_asked(anchor):
+        begin_pass([collector])
         operators.accept_grad(collector, table, ids, grads, padding_idx, places)
 
 
@@ -57,21 +61,31 @@ def _accept_bag_grads(
     padding_idx: int | None = None,
     places: Tensor | None = None,
 ) -> None:
+    refuse_compiled_autograd(tables[0])
     if _is_asked(anchor):
+        begin_pass(collectors)
         operators.accept_bag_grads(
             collectors, tables, ids, offsets, grads, dims, per_sample_weights, padding_idx, places
         )
+
+
+def _traced_grad(anchor: Tensor, collector: Tensor, table: Tensor, *others: object) -> None:
+    refuse_compiled_autograd(table)
+
+
+def _traced_bag_grads(anchor: Tensor, collectors: list[Tensor], tables: list[Tensor], *others: object) -> None:
+    refuse_compiled_autograd(tables[0])
 
 
 accept_asked_grad = define(
     "accept_asked_grad(Tensor anchor, Tensor collector, Tensor table, Tensor ids, Tensor grads, "
     "int? padding_idx=None, Tensor? places=None) -> ()",
     _accept_grad,
-    returns_nothing,
+    _traced_grad,
 )
 accept_asked_bag_grads = define(
     "accept_asked_bag_grads(Tensor anchor, Tensor[] collectors, Tensor[] tables, Tensor ids, Tensor offsets, "
     "Tensor grads, int[] dims, Tensor? per_sample_weights=None, int? padding_idx=None, Tensor? places=None) -> ()",
     _accept_bag_grads,
-    returns_nothing,
+    _traced_bag_grads,
 )

@@ -3,6 +3,7 @@
 Shape suffixes: N ids, D dim, U distinct ids.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -56,6 +57,17 @@ def unshared(tensor: Tensor) -> Tensor:
     return tensor.clone()
 
 
+hooked: dict[int, Callable[[], None]] = {}
+"""A function for each collector with hooks, by its number, called before it gets the gradients of a pass."""
+
+
+def begin_pass(collectors: Sequence[Tensor]) -> None:
+    """Says that a backward pass is about to hand gradients over."""
+    for collector in collectors if hooked else ():
+        if (begin := hooked.get(int(collector))) is not None:
+            begin()
+
+
 def collect(
     collector: Tensor,
     table: Tensor,
@@ -79,6 +91,8 @@ def collect(
         padding_idx: an id whose gradients do not count.
         places: the places from the lookup of the same ids, which spare the step its search.
     """
+    if hooked:
+        begin_pass([collector])
     if merges_here():
         grads_ND = grads.reshape(ids.numel(), grads.shape[-1]).to(torch.float32)
         ids, grads = merge_gradients(ids.reshape(-1), grads_ND)

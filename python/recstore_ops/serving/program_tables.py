@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from recstore_ops.nn.closed_module import ClosedModule
+from recstore_ops.nn.table_parameter import TableParameter, scalar_of
 from recstore_ops.ops.operators import OF_DEFAULT_TABLES
 from recstore_ops.table.table import Table, open_tables
 
@@ -46,7 +47,11 @@ def named_tables(names: Iterable[str]) -> list[Table]:
 
 def state_of(program: ExportedProgram, handles: Collection[str]) -> dict[str, Tensor]:
     """Returns the tensors that a program needs beside its inputs and the handles of tables, as they are held."""
-    return {name: value.detach() for name, value in _held(program) if name not in handles}
+    return {
+        name: scalar_of(value) if isinstance(value, TableParameter) else value.detach()
+        for name, value in _held(program)
+        if name not in handles
+    }
 
 
 def _held(program: ExportedProgram) -> Iterator[tuple[str, Tensor]]:

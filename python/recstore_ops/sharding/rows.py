@@ -16,6 +16,7 @@ from torch.autograd import Function
 
 from recstore_ops.ops import operators
 from recstore_ops.ops.operators import eager_only
+from recstore_ops.ops.traced_regions import CollectingFunction
 from recstore_ops.sharding.exchange import tell_failure
 from recstore_ops.sharding.join import Joining, joining_of
 from recstore_ops.sharding.lookup import Lookup, shard_of_tables
@@ -254,7 +255,15 @@ def _on_cpu(ids: Tensor) -> Tensor:
     return flat.view(torch.int64) if flat.dtype == torch.uint64 else flat
 
 
-class _ShardedRows(Function):
+class _OfRanks(CollectingFunction):
+    """A function of a lookup in sharded tables."""
+
+    @staticmethod
+    def named(ctx: Any) -> str:
+        return ", ".join(ctx.lookup.names)
+
+
+class _ShardedRows(_OfRanks):
     """Puts the rows of a lookup on autograd's tape: one `[U, D]` for each table."""
 
     @staticmethod
@@ -284,7 +293,7 @@ class _ShardedRows(Function):
         raise _per_sample(lookup.names)
 
 
-class _ShardedBags(Function):
+class _ShardedBags(_OfRanks):
     """Puts the sums of the bags of a lookup on autograd's tape: `[B, dims]`."""
 
     @staticmethod

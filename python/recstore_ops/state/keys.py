@@ -1,8 +1,9 @@
-"""The keys of a table in the state of a model: `<module>.ids` and `<module>.rows`, and what is read besides.
+"""The keys of a table in the state of a model: `<module>.ids`, `<module>.rows` and `<module>.ids_check`.
 
-Both are tensors, so that what goes over the values of a state dict, such as `v.cpu()` or safetensors, takes them as it
-takes parameters. The weight of an `nn.Embedding` or `nn.EmbeddingBag` is read too, as the rows of the ids 0, 1, 2
-and so on, and so is the pair under `_extra_state` that states held before.
+All are tensors, so that what goes over the values of a state dict, such as `v.cpu()` or safetensors, takes them as it
+takes parameters. A state may lack the check; if it is there, the ids are compared with it. The weight of an
+`nn.Embedding` or `nn.EmbeddingBag` is read too, as the rows of the ids 0, 1, 2 and so on, and so is the pair under
+`_extra_state` that states held before.
 """
 
 import json
@@ -11,21 +12,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.sharding.ownership import own_ids
+from recstore_ops.state.ids_check import are_ids_as_saved, check_of_ids
 from recstore_ops.state.rows import are_tables_left_out, check_rows, replace_rows, table_rows
+from recstore_ops.table.copied_values import CopiedValues
 from recstore_ops.table.table import Table
 
 _KEYS = _IDS, _ROWS, _WEIGHT, _PAIR = "ids", "rows", "weight", "_extra_state"
 
+_CHECK = "ids_check"
+"""The key of the check of the ids, which no state needs to have."""
 
-class StateTensor(Tensor):
-    """A tensor of a state whose size changes as a table grows.
+
+class StateTensor(CopiedValues):
+    """A tensor of a state whose size changes as a table grows. Writes to it would change no table, and are refused.
 
     `torch.distributed.checkpoint` reads tensors into tensors of the same size; this it saves and loads as one value of
     any size. In files it is an ordinary tensor.
     """
+
+    def _new(self, values: Tensor) -> Tensor:
+        # A clone may be changed, and is still of no fixed size to `torch.distributed.checkpoint`.
+        return values.as_subclass(StateTensor) if values.layout == torch.strided else values
 
     def __create_write_items__(self, name: str, value: Any) -> list[Any]:
         # Private in torch, and imported here: only saves by `torch.distributed.checkpoint` come this way.
@@ -37,14 +48,24 @@ class StateTensor(Tensor):
         return memo.setdefault(id(self), self.clone())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+        with DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
 
 
 def add_rows(table: Table, state: MutableMapping[str, Any], prefix: str) -> None:
     """Adds a table's rows to the state of a model, unless tables are left out."""
     if not are_tables_left_out():
         ids_N, rows_ND = table_rows(table)
-        state[prefix + _IDS], state[prefix + _ROWS] = ids_N.as_subclass(StateTensor), rows_ND.as_subclass(StateTensor)
+        for key, values in ((_IDS, ids_N), (_ROWS, rows_ND), (_CHECK, check_of_ids(ids_N))):
+            state[prefix + key] = Tensor._make_subclass(StateTensor, values).refusing(
+                f'"{prefix}{key}" of a state: it is a copy, which changes no row of table "{table.name}"; change a '
+                "clone and give that to load_state_dict, or average models by torch.optim.swa_utils"
+            )
+
+
+def keys_of(prefix: str) -> list[str]:
+    """The keys of a table in a state, behind the prefix of its module."""
+    return [prefix + key for key in (_IDS, _ROWS, _CHECK)]
 
 
 def check_state(table: Table, state: MutableMapping[str, Any], prefix: str) -> bool:
@@ -65,14 +86,15 @@ def load_rows(
         unexpected: loses those that are read here.
 
     Raises:
-        ValueError: ids without rows or rows without ids, the rows in several forms, or a weight of another size.
-        TypeError: a weight that is no floating point tensor.
+        ValueError: ids without rows or rows without ids, the rows in several forms, or a weight of another size; or
+            ids that are not those of the state's check.
+        TypeError: a weight that is no floating point tensor, or a check that is none of int64.
         As `recstore_ops.state.replace_rows`.
     """
     if are_tables_left_out():
-        own = [prefix + key for key in _KEYS]
+        own = [prefix + key for key in (*_KEYS, _CHECK)]
     else:
-        own = [prefix + key for key in _found(state, prefix)]
+        own = [prefix + key for key in (*_found(state, prefix), _CHECK)]
         if not _is_found(table, state, prefix, replace_rows):
             missing.extend((prefix + _IDS, prefix + _ROWS))
     unexpected[:] = [key for key in unexpected if key not in own]
@@ -90,6 +112,7 @@ def _is_found(table: Table, state: MutableMapping[str, Any], prefix: str, use: C
     """Whether a state has a table's rows, which are handed to `use` as `(ids, rows)`."""
     match found := _found(state, prefix):
         case {"ids": ids, "rows": rows} if len(found) == 2:
+            _check_ids_as_saved(table, ids, state, prefix)
             use(table, (ids, rows))
         case {"weight": weight} if len(found) == 1:
             use(table, _rows_of_matrix(table, prefix + _WEIGHT, weight))
@@ -102,6 +125,22 @@ def _is_found(table: Table, state: MutableMapping[str, Any], prefix: str, use: C
                     "the state has " + " and ".join(f'"{prefix}{key}"' for key in found)
                 )
     return bool(found)
+
+
+def _check_ids_as_saved(table: Table, ids: Any, state: MutableMapping[str, Any], prefix: str) -> None:
+    """Compares ids with the check that a state has of them, if it has one; what are no ids is refused elsewhere."""
+    check = state.get(prefix + _CHECK)
+    if check is None or not isinstance(ids, Tensor) or ids.dtype != torch.int64:
+        return
+    if not isinstance(check, Tensor) or check.dtype != torch.int64:
+        found = check.dtype if isinstance(check, Tensor) else type(check).__name__
+        raise TypeError(f'table "{table.name}" takes a tensor of torch.int64 as "{prefix}{_CHECK}", got {found}')
+    if not are_ids_as_saved(ids.detach().cpu(), check):
+        raise ValueError(
+            f'table "{table.name}": "{prefix}{_IDS}" has other ids than "{prefix}{_CHECK}" was made of: a mean of '
+            "states, or float32 on the way, makes other ids of those above 2**24. Average the rows and keep the ids of "
+            f'one state; where ids were changed on purpose, leave "{prefix}{_CHECK}" out'
+        )
 
 
 def tensor_of_names(names: Iterable[str]) -> Tensor:

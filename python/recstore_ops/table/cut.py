@@ -97,7 +97,12 @@ def cut_tables(tables: Sequence[Table]) -> Iterator[list[TableCut]]:
     Raises:
         RuntimeError: a table was dropped, or is given twice; later, a checkpoint was loaded into one.
     """
-    cuts = _native.cut_tables([table.table_id for table in tables])
+    try:
+        cuts = _native.cut_tables([table.table_id for table in tables])
+    except RuntimeError:
+        for table in tables:
+            table.statistics()  # Says by its name which of them was dropped.
+        raise
     try:
         yield [TableCut(table, cut) for table, cut in zip(tables, cuts, strict=True)]
     finally:

@@ -9,6 +9,10 @@ _ROWS = (
 _AT_OPENING = "it is fixed when the table is opened; open a table of another name"
 _IN_THE_TABLE = "the learning rate is that of the table: set it by a parameter group of SparseOptimizer"
 _FREEZING = "freeze with requires_grad_(False)"
+NO_ENSEMBLE = (
+    "vmap over its parameter would read the rows of one table for all models of an ensemble; call the models one after "
+    "another, or the ensemble of their dense parts"
+)
 
 _INSTEAD = {
     "weight": f"{_ROWS}. Modules with one name and one configuration share their rows",
@@ -16,6 +20,7 @@ _INSTEAD = {
     "lr": _IN_THE_TABLE,
     "frozen": _FREEZING,
     "requires_grad": _FREEZING,
+    "stack": NO_ENSEMBLE,
     **dict.fromkeys(("num_embeddings", "embedding_dim", "embedding_shape", "name", "table"), _AT_OPENING),
 }
 NO_MAX_NORM = (
@@ -28,6 +33,14 @@ _WITHOUT_EFFECT = "it would have no effect; a class derived from the module may 
 def refused_for_rows(owner: str, table: str, attribute: str) -> AttributeError:
     """The error for an attribute or a method of tensors, at what stands for a table."""
     return AttributeError(f'{owner} over table "{table}" has no "{attribute}": {_INSTEAD.get(attribute, _ROWS)}')
+
+
+def refused_for_sharded_hooks(owner: str, table: str, method: str) -> RuntimeError:
+    """The error for a hook on the parameter of a table whose gradients lie on several ranks."""
+    return RuntimeError(
+        f'"{method}" of {owner} over table "{table}": its gradients lie on several ranks; change those of '
+        "SparseOptimizer's parameter groups before a step, or clip with SparseOptimizer.clip_grad_norm_"
+    )
 
 
 def refused_for_average(owner: str, table: str, function: str) -> RuntimeError:

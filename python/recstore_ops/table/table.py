@@ -20,6 +20,7 @@ from recstore_ops import _native, servers
 from recstore_ops.config.html_table import html_facts
 from recstore_ops.config.table_config import TableConfig, check_name_and_dim
 from recstore_ops.ops import operators
+from recstore_ops.ops.traced_regions import stop, transform_refusal
 from recstore_ops.servers import store
 from recstore_ops.table.checks import is_finite
 from recstore_ops.table.copying import check_not_spawning, check_open, copy_content, note_made
@@ -47,10 +48,13 @@ class Table:
         handle: int64, 1-D, CPU: the operators take it for the table. The table's name is in it, so it is valid in every
             process that has the table open.
         collector: int64, 0-d, CPU: the operators take it for the gradients collected through this `Table`.
-        anchor: a scalar that puts lookups on autograd's tape, unless the table is frozen. It never gets a gradient.
+        anchor: a scalar that puts lookups on autograd's tape, unless the table is frozen. It never gets a gradient. A
+            module's is the parameter that stands for the table, so that `backward(inputs=)` finds it.
+        is_frozen: whether lookups collect no gradients.
         table_id: the table's number, which no other table ever has.
         is_new: whether opening created the table.
         times_cleared: how often what was collected was dropped.
+        times_bound: how often a program gave its parameter other `data`.
         owner: what it was opened for, for messages.
         is_given_gradients: whether callers hand it gradients of their own, besides those that ranks exchange.
 
@@ -79,7 +83,7 @@ class Table:
         self.owner = type(self).__name__
         self.needs_start = False
         self.is_looked_up = False
-        self.is_second = False
+        self.times_bound = 0
         self._lent: tuple[Tensor, Tensor] | None = None
         self._received_is_finite = True
         self._others_are_finite = True
@@ -135,23 +139,29 @@ class Table:
             raise kind(f"{where}{error}") from None
         self.table_id: int = store.find_table(self.name) or 0
         self.collector: Tensor = operators.make_collector()
-        self.anchor = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
+        self.anchor: Tensor = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
+        self.is_frozen = False
 
     @property
     def requires_grad(self) -> bool:
         """Whether lookups through this `Table` collect gradients; set to False it is frozen."""
-        return self.anchor.requires_grad
+        return not self.is_frozen
 
     @requires_grad.setter
     def requires_grad(self, requires_grad: bool) -> None:
-        self.anchor.requires_grad_(requires_grad)
+        self.is_frozen = not requires_grad
+        with torch._C.DisableTorchFunctionSubclass():
+            Tensor.requires_grad_(self.anchor, requires_grad)
 
     def anchored(self, anchor: Tensor, owner: str) -> "Table":
         """The same table, and the same collector, with another anchor, for the lookups of a module of type `owner`."""
+        # The compiler does not know yet whether a transform is to differentiate the anchor.
+        if torch.compiler.is_compiling() and (refusal := transform_refusal()):
+            stop(self.name, refusal)
         # Not by the constructor, which would make another collector, and a finalizer that releases the handle a second
         # time.
         table = object.__new__(type(self))
-        table.__dict__.update(self.__dict__, anchor=anchor, owner=owner)
+        table.__dict__.update(self.__dict__, anchor=anchor, owner=owner, is_frozen=not anchor.requires_grad)
         return table
 
     @classmethod
@@ -218,6 +228,11 @@ class Table:
             if self._others_are_finite
             else torch.full((1, self.dim), torch.nan, dtype=torch.float32, device="cpu")
         )
+
+    def lent(self) -> tuple[Tensor, Tensor]:
+        """The ids `[U]`, ascending, and the merged gradients `[U, dim]` that were handed out; none are empty."""
+        empty = torch.empty(0, dtype=torch.int64, device="cpu")
+        return self._lent or (empty, torch.empty(0, self.dim, dtype=torch.float32, device="cpu"))
 
     def _compare_with_others(self, grads: Tensor) -> None:
         if self.shard is not None and self.is_sharded:
@@ -367,7 +382,7 @@ class Table:
             else:
                 copied = type(self)(first.name, first.dim, first.config, first.shard)
             own(copied, copied.name, copied.table_id)
-        copied.owner, copied.is_second, copied.requires_grad = self.owner, first is not None, self.requires_grad
+        copied.owner, copied.requires_grad = self.owner, self.requires_grad
         copied.is_given_gradients = self.is_given_gradients
         return copied
 

@@ -20,7 +20,7 @@ from recstore_ops.nn.padding import padding_ids
 from recstore_ops.nn.table_parameter import without_stand_ins
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
-from recstore_ops.table.existing import check_choice, check_unused
+from recstore_ops.table.existing import check_choice
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import disagreeing_on_error, learning_rates
 from recstore_ops.transfer.module_tree import (
@@ -116,7 +116,7 @@ def replace_embeddings(
     with disagreeing_on_error(shard):
         _check_types(prefix, grows)
         plan = _Plan.of(model, include, prefix, grows)
-        plan.check_names(options.get("on_existing"))
+        plan.check_names(model, options.get("on_existing"))
         learning_rates(tables_of([model]))  # The optimizer below asks for those of the other tables too.
     held = weight_holders(model, _weights(plan.found))
     # Ranks do it together, whichever of them has tables.
@@ -133,7 +133,7 @@ def replace_embeddings(
     # Only when all are made: until here an error leaves the model as it was.
     for found, module in made:
         found.put(module)
-    return ReplacedEmbeddings(model, SparseOptimizer(modules=[model]), plan.tables_by_path())
+    return ReplacedEmbeddings(model, SparseOptimizer(modules=[model], on_existing="share"), plan.tables_by_path())
 
 
 def _check_types(prefix: Any, grows: Any) -> None:
@@ -210,9 +210,10 @@ class _Plan:
         configs = [config for each in self.collections for config in configs_of_collection(each.module)]
         return [*map(self.name_of, self.tied), *(f"{self.prefix}{config.name}" for config in configs)]
 
-    def check_names(self, on_existing: str | None) -> None:
+    def check_names(self, model: nn.Module, on_existing: str | None) -> None:
         """Raises an error if two tables would have one name, or one exists and `on_existing` does not allow it."""
         names = self.table_names()
+        own = {table.name for table in tables_of([model])}
         for name in names:
             check_choice(on_existing, name)
             if names.count(name) > 1:
@@ -222,8 +223,11 @@ class _Plan:
                     f'table "{name}" exists: give another prefix, or on_existing="share" to go on with its rows, or '
                     '"reset" to begin anew'
                 )
-            if on_existing == "reset":
-                check_unused(name)
+            if on_existing == "reset" and name in own:
+                raise ValueError(
+                    f'table "{name}" is that of another module of this model, which on_existing="reset" would take it '
+                    'from: give another prefix, or on_existing="share"'
+                )
 
     def has_tables(self) -> bool:
         """Whether one of the tables exists."""

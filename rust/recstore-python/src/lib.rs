@@ -176,6 +176,7 @@ fn statistics_of(py: Python<'_>, table: i64) -> PyResult<Option<Bound<'_, PyDict
     statistics.set_item("inserts", found.inserts)?;
     statistics.set_item("updates", found.updates)?;
     statistics.set_item("deletes", found.deletes)?;
+    statistics.set_item("writes", found.writes)?;
     statistics.set_item("rejections", found.rejections)?;
     statistics.set_item("evictions", found.evictions)?;
     statistics.set_item("candidates", found.candidates)?;

@@ -99,6 +99,9 @@ pub struct TableStatistics {
     pub inserts: u64,
     /// Row updates: one a distinct id and step.
     pub updates: u64,
+    /// Rows that programs wrote since the store has the table, new ones and others.
+    #[serde(default)]
+    pub writes: u64,
     /// Rows deleted, those that left included.
     pub deletes: u64,
     /// Ids that a step updated and that were not admitted: one an id and step.

@@ -297,6 +297,7 @@ impl RemoteStore {
             sum.updates += of_shard.updates;
             sum.deletes += of_shard.deletes;
             sum.rejections += of_shard.rejections;
+            sum.writes += of_shard.writes;
             sum.evictions += of_shard.evictions;
             sum.candidates += of_shard.candidates;
             sum.shared_rows += of_shard.shared_rows;

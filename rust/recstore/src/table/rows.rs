@@ -56,6 +56,7 @@ pub(super) struct Rows {
     pub(super) kept: DecayFactor,
     pub(super) inserts: u64,
     pub(super) updates: u64,
+    pub(super) writes: u64,
     pub(super) deletes: u64,
     pub(super) rejections: u64,
     pub(super) evictions: u64,

@@ -41,6 +41,7 @@ impl Table {
         self.make_ready(OPERATION, rows, engine, &taken_ids, true)?;
         self.refusals.fetch_add(refused.len() as u64, Ordering::Relaxed);
         let rule = self.prepare_rule(rows, 0);
+        rows.writes += taken.len() as u64;
         let written = taken.into_iter().zip(taken_ids).try_for_each(|(position, id)| {
             let value = &values[position * self.config.dim..][..self.config.dim];
             let (index, is_new) = rows.find_or_allocate(id);
