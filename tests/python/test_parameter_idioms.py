@@ -181,6 +181,7 @@ def mean_of_two(module: Any) -> Any:
 def sum_of_snapshots(module: Any) -> None:
     snapshots = []
     for _ in range(2):
+        module.zero_grad()
         trained(module)
         snapshots.append(only(module).data.clone())
     only(module).data.copy_(sum(snapshots) / 2)

@@ -37,7 +37,7 @@ from recstore_ops.nn.collected_gradients import note_passed_over
 from recstore_ops.nn.frozen_states import leave_out_of_state
 from recstore_ops.nn.gradient_hooks import GradientHooks, Hook
 from recstore_ops.nn.gradient_values import GradientValues, is_reading
-from recstore_ops.nn.table_rows import OF_ROWS, RULES, RowsOfTable
+from recstore_ops.nn.table_rows import OF_ROWS, RULES, RowsOfTable, check_unchanged
 from recstore_ops.ops import asked_gradients
 from recstore_ops.table.copied_values import flat, function_name
 from recstore_ops.table.refusals import refused_for_rows, refused_for_sharded_hooks
@@ -324,6 +324,7 @@ class TableParameter(StandIn, nn.Parameter):
         if not isinstance(data, RowsOfTable):
             raise self._refusal("data")
         own = self.detach()
+        check_unchanged(data, "data")
         if data.is_view_of_rows() and data.table is own.table:
             return
         if data.is_view_of_rows():

@@ -78,7 +78,7 @@ class RowsOfTable(StandIn, Tensor):
         """
         if self._counts:
             raise refused_for_average(self._owner, self.table.name, "functional_call")
-        _check_unchanged(self, "functional_call")
+        check_unchanged(self, "functional_call")
         with torch.inference_mode(False):
             return self.table.anchored(torch.zeros((), dtype=torch.float32, device="cpu"), self._owner)
 
@@ -133,7 +133,7 @@ def _copied(rows: RowsOfTable) -> RowsOfTable:
     """The same rows in a table of their own, which goes with what is returned."""
     if not _is_average(rows._terms):
         raise _refusal([rows], "clone")
-    _check_unchanged(rows, "clone")
+    check_unchanged(rows, "clone")
     table = copy.deepcopy(rows.table)
     if set(rows._terms) != {id(rows.table)}:
         _write(table, rows._terms)
@@ -163,7 +163,12 @@ def _read(table: Table, ids: Tensor) -> Tensor:
     return operators.emb_read(table.handle, ids, table.dim)
 
 
-def _check_unchanged(rows: RowsOfTable, name: str) -> None:
+def check_unchanged(rows: RowsOfTable, name: str) -> None:
+    """Checks that rows are still those that they stood for when they were taken.
+
+    Raises:
+        RuntimeError: they have changed, of a sum, or the parameter has other `data`.
+    """
     if rows._bound is not None and rows._bound != rows.table.times_bound:
         raise RuntimeError(
             f'"{name}" of {rows._owner} over table "{rows.table.name}": its data was set since these rows were taken, '
@@ -193,7 +198,7 @@ def _applied(rule: Callable[..., _Terms], name: str, args: Any, kwargs: Any) -> 
     is_in_place = _is_in_place(name)
     summands = [each for each in flat([*args, *kwargs.values()]) if isinstance(each, RowsOfTable)]
     for each in summands:
-        _check_unchanged(each, name)
+        check_unchanged(each, name)
     try:
         terms = rule(*args, **kwargs)
     except (TypeError, ValueError):
