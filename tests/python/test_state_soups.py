@@ -81,6 +81,21 @@ def test_a_mean_by_doubles_keeps_ids_below_two_to_the_53(way: str, table_name: C
     assert torch.equal(cooked[0].state_dict()["0.ids"], EXACT)
 
 
+@pytest.mark.parametrize("ids", [SMALL, LARGE], ids=["small", "large"])
+def test_a_mean_that_stays_in_floats_loads_if_its_ids_are_right(ids: Tensor, table_name: Callable[[], str]) -> None:
+    one, other = models(ids, table_name, 2)
+    states = one.state_dict(), other.state_dict()
+    mean = {key: (states[0][key] + states[1][key]) / 2 for key in states[0]}
+    assert mean["0.ids"].dtype == torch.float32
+    if ids is LARGE:
+        with pytest.raises(ValueError, match=r'"0.ids" has other ids than "0.ids_check".*Average the rows'):
+            one.load_state_dict(mean)
+        assert torch.equal(one[0].weight[ids], torch.full((len(ids), DIM), 1.0))
+    else:
+        one.load_state_dict(mean)
+        assert torch.equal(one[0].weight[ids], torch.full((len(ids), DIM), 1.5))
+
+
 @each_way
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -157,8 +172,8 @@ def test_programs_that_choose_other_ids_are_taken_at_their_word(table_name: Call
 
 def test_a_check_of_another_type_is_refused(table_name: Callable[[], str]) -> None:
     (model,) = models(SMALL, table_name, 1)
-    state = {key: value.float() if key.endswith("check") else value for key, value in model.state_dict().items()}
-    with pytest.raises(TypeError, match=r'takes a tensor of torch.int64 as "0.ids_check", got torch.float32'):
+    state = {key: value.to(torch.uint8) if key.endswith("check") else value for key, value in model.state_dict().items()}
+    with pytest.raises(TypeError, match=r'takes a tensor of torch.int64 as "0.ids_check", got torch.uint8'):
         model.load_state_dict(state)
 
 

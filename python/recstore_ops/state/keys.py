@@ -112,8 +112,7 @@ def _is_found(table: Table, state: MutableMapping[str, Any], prefix: str, use: C
     """Whether a state has a table's rows, which are handed to `use` as `(ids, rows)`."""
     match found := _found(state, prefix):
         case {"ids": ids, "rows": rows} if len(found) == 2:
-            _check_ids_as_saved(table, ids, state, prefix)
-            use(table, (ids, rows))
+            use(table, (_ids_as_saved(table, ids, state, prefix), rows))
         case {"weight": weight} if len(found) == 1:
             use(table, _rows_of_matrix(table, prefix + _WEIGHT, weight))
         case {"_extra_state": pair}:
@@ -127,20 +126,26 @@ def _is_found(table: Table, state: MutableMapping[str, Any], prefix: str, use: C
     return bool(found)
 
 
-def _check_ids_as_saved(table: Table, ids: Any, state: MutableMapping[str, Any], prefix: str) -> None:
-    """Compares ids with the check that a state has of them, if it has one; what are no ids is refused elsewhere."""
+def _ids_as_saved(table: Table, ids: Any, state: MutableMapping[str, Any], prefix: str) -> Any:
+    """Compares ids with the check that a state has of them, if it has one; what are no ids is refused elsewhere.
+
+    A mean of states may leave both as numbers with a fraction. The check then tells whether the ids are right.
+    """
     check = state.get(prefix + _CHECK)
-    if check is None or not isinstance(ids, Tensor) or ids.dtype != torch.int64:
-        return
-    if not isinstance(check, Tensor) or check.dtype != torch.int64:
+    if check is None or not isinstance(ids, Tensor) or not (ids.dtype == torch.int64 or ids.is_floating_point()):
+        return ids
+    if not isinstance(check, Tensor) or not (check.dtype == torch.int64 or check.is_floating_point()):
         found = check.dtype if isinstance(check, Tensor) else type(check).__name__
         raise TypeError(f'table "{table.name}" takes a tensor of torch.int64 as "{prefix}{_CHECK}", got {found}')
-    if not are_ids_as_saved(ids.detach().cpu(), check):
+    whole = ids.detach().cpu().to(torch.int64)
+    is_changed = ids.is_floating_point() and not torch.equal(whole.to(ids.dtype), ids.detach().cpu())
+    if is_changed or not are_ids_as_saved(whole, check.detach().cpu().to(torch.int64)):
         raise ValueError(
             f'table "{table.name}": "{prefix}{_IDS}" has other ids than "{prefix}{_CHECK}" was made of: a mean of '
             "states, or float32 on the way, makes other ids of those above 2**24. Average the rows and keep the ids of "
             f'one state; where ids were changed on purpose, leave "{prefix}{_CHECK}" out'
         )
+    return whole
 
 
 def tensor_of_names(names: Iterable[str]) -> Tensor:
