@@ -12,7 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recstore_ops import DistEmbedding, SparseOptimizer
+from recstore_ops import (
+    DistEmbedding,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    RecStoreEmbeddingBagCollection,
+    SparseOptimizer,
+)
 
 pytestmark = pytest.mark.tier("test")
 
@@ -377,6 +383,30 @@ def test_grad_of_other_tensors_collects_nothing_and_of_a_table_is_refused(
             torch.autograd.grad(loss, inputs, **options)
     assert not module.table.has_collected()
     assert set(inspect.signature(torch.autograd.grad).parameters) == {"outputs", "inputs", *GRAD}
+
+
+def test_a_module_without_its_parameter_says_so_and_keeps_its_rows(table_name: Callable[[], str]) -> None:
+    name = table_name()
+    _, table = twins(name)
+    with pytest.raises(TypeError, match=re.escape(name)):
+        nn.utils.weight_norm(table)
+    with pytest.raises(RuntimeError, match=re.escape(f'over table "{name}": None is in its place')):
+        table(IDS)
+    assert torch.equal(table.state_dict()["rows"], torch.ones(NUM, DIM))
+
+
+def test_a_fused_collection_has_one_input_for_all_its_tables(table_name: Callable[[], str]) -> None:
+    configs = [
+        EmbeddingBagConfig(name=table_name(), num_embeddings=NUM, embedding_dim=DIM, feature_names=[feature])
+        for feature in "ab"
+    ]
+    bags = RecStoreEmbeddingBagCollection(configs)
+    features = KeyedJaggedTensor(["a", "b"], IDS, lengths=torch.ones(2, dtype=torch.int64))
+    first, second = bags.parameters()
+    for inputs, collects in (([second], False), ([first], True), ([first, second], True)):
+        bags.zero_grad()
+        bags(features).sum().backward(inputs=inputs)
+        assert [each.grad is not None for each in (first, second)] == [collects, collects]
 
 
 NORMS: dict[str, Callable[[Any], Tensor]] = {

@@ -291,7 +291,9 @@ def test_the_state_of_a_model_in_ddp_is_loaded_into_one_without(
 def test_a_state_in_half_precision_is_refused(kind: Kind, table_name: Callable[[], str]) -> None:
     model = trained(kind, table_name())
     state = {key: value.half() for key, value in model.state_dict().items()}
-    with pytest.raises(TypeError, match=r"a state of torch.float32, got one of torch.float16|a tensor of torch.uint8, got"):
+    with pytest.raises(
+        TypeError, match=r"a state of torch.float32, got one of torch.float16|a tensor of torch.uint8, got"
+    ):
         model.load_state_dict(state)
 
 

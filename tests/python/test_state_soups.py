@@ -172,7 +172,9 @@ def test_programs_that_choose_other_ids_are_taken_at_their_word(table_name: Call
 
 def test_a_check_of_another_type_is_refused(table_name: Callable[[], str]) -> None:
     (model,) = models(SMALL, table_name, 1)
-    state = {key: value.to(torch.uint8) if key.endswith("check") else value for key, value in model.state_dict().items()}
+    state = {
+        key: value.to(torch.uint8) if key.endswith("check") else value for key, value in model.state_dict().items()
+    }
     with pytest.raises(TypeError, match=r'takes a tensor of torch.int64 as "0.ids_check", got torch.uint8'):
         model.load_state_dict(state)
 

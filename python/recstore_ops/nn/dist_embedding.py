@@ -195,11 +195,12 @@ class TableModule(ClosedModule):
 
     @contextmanager
     def _without_stand_in(self) -> Iterator[nn.Parameter | None]:
-        stand_in = self._parameters.pop("weight")
+        stand_in = self._parameters.pop("weight", None)  # A function of torch that was refused may have taken it.
         try:
             yield stand_in
         finally:
-            self._parameters["weight"] = stand_in
+            if stand_in is not None:
+                self._parameters["weight"] = stand_in
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TableModule":
         # torch would convert the scalar as a parameter of its own. The stand-in takes type and device by `moved`.
