@@ -100,7 +100,7 @@ pub struct TableStatistics {
     /// Row updates: one a distinct id and step.
     pub updates: u64,
     /// Rows that programs wrote since the store has the table, new ones and others.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_none_written")]
     pub writes: u64,
     /// Rows deleted, those that left included.
     pub deletes: u64,
@@ -128,6 +128,11 @@ pub struct TableStatistics {
     /// How many rows a sweep leaves here, the share of the eviction's capacity that one of the table's stores has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_share: Option<u64>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]
+fn is_none_written(count: &u64) -> bool {
+    *count == 0
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]

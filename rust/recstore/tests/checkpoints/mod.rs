@@ -93,6 +93,7 @@ fn table_state(store: &LocalStore, table: TableId) -> TableState {
     // What is allocated depends on how the table came to be.
     statistics.bytes = 0;
     statistics.memory = recstore::MemoryUse::default();
+    statistics.writes = 0; // No checkpoint holds it.
     let ids = store.ids(table).unwrap();
     let mut columns = vec![(description.config.dim, read(store, table, &ids))];
     for (slot, width) in &description.slots {
