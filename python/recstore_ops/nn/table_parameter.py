@@ -319,11 +319,12 @@ class TableParameter(StandIn, nn.Parameter):
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
         """Calls a hook with the gradient of each backward pass, `GradientValues`; a hook may give others made of it."""
-        return self._all_hooks("register_hook").add(hook)
+        return self._all_hooks("register_hook").add(hook, "register_hook")
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """Calls a hook with this parameter when `grad` holds the gradient of a backward pass too."""
-        return self._all_hooks("register_post_accumulate_grad_hook").add_after(lambda: hook(self))
+        method, own = "register_post_accumulate_grad_hook", weakref.ref(self)
+        return self._all_hooks(method).add_after(lambda: hook(own()), method)  # type: ignore[arg-type]
 
     def _all_hooks(self, method: str) -> GradientHooks:
         table = self._table
