@@ -164,15 +164,18 @@ def test_passes_of_threads_have_gradients_of_their_own(table_name: Callable[[], 
 
 
 def test_hooks_end_with_their_module(table_name: Callable[[], str]) -> None:
-    table = of_ones(table_name())
-    number, optimizer = int(table.table.collector), SparseOptimizer(modules=[table])
-    only(table).register_post_accumulate_grad_hook(lambda p: optimizer.step())
-    only(table).register_hook(lambda grad: grad / table.embedding_dim)
-    table(IDS).sum().backward()
-    failing(table, IDS)
-    assert number in hooked
-    gone = weakref.ref(table)
-    del table, optimizer
+    def trained() -> tuple[int, weakref.ref[DistEmbedding]]:
+        table = of_ones(table_name())
+        optimizer = SparseOptimizer(modules=[table])
+        only(table).register_post_accumulate_grad_hook(lambda p: optimizer.step())
+        only(table).register_hook(lambda grad: grad / table.embedding_dim)
+        table(IDS).sum().backward()
+        failing(table, IDS)
+        number = int(table.table.collector)
+        assert number in hooked
+        return number, weakref.ref(table)
+
+    number, gone = trained()
     gc.collect()
     assert gone() is None
     assert number not in hooked

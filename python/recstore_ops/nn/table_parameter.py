@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
 from recstore_ops.nn.allowed import (
@@ -119,7 +120,7 @@ class StandInGradient(StandIn, Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = function_name(func), kwargs or {}
-        grad = _stand_ins([*args, *kwargs.values()])[0]
+        grad = _stand_ins(tree_leaves((args, kwargs)))[0]
         # `p.grad.data.mul_()` and `p.grad.detach().zero_()` are to reach the table too, and not a plain zero.
         if name in ("detach", "detach_", "data"):
             return args[0]
@@ -146,10 +147,14 @@ class StandInGradient(StandIn, Tensor):
             return without_override(func, types, args, kwargs)
         if is_reading(name):
             target = kwargs.pop("out", None)
-            values = [each.read_by(name) if isinstance(each, StandInGradient) else each for each in args]
-            found = func(*values, **kwargs)
+            found = func(*_read_by(name, args), **_read_by(name, kwargs))
             return found if target is None else target.assign(found)
         raise grad._refusal(name, "it stands for what the table collected, which mul_, div_, clamp_ and zero_ change")
+
+
+def _read_by(function: str, values: Any) -> Any:
+    """Arguments with what was collected in the places of gradients."""
+    return tree_map(lambda each: each.read_by(function) if isinstance(each, StandInGradient) else each, values)
 
 
 def _reading(function: str) -> Callable[..., Any]:
@@ -295,6 +300,10 @@ class TableParameter(StandIn, nn.Parameter):
         if grad is not None:
             raise self._refusal("grad")
         self._table.clear_collected()
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
 
     @property
     def data(self) -> RowsOfTable:  # type: ignore[override]
