@@ -10,14 +10,25 @@ Shape suffixes: U ids with a gradient, D dim.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from recstore_ops.nn.allowed import SIZES, plain_name, size_of_table, without_override
+from recstore_ops.nn.allowed import (
+    OF_SCALAR,
+    SIZES,
+    TEXTS,
+    is_of_compiler,
+    plain_name,
+    size_of_table,
+    without_override,
+)
+from recstore_ops.ops.operators import eager_only
 from recstore_ops.table.copied_values import function_name
 from recstore_ops.table.table import Table
 
@@ -35,7 +46,9 @@ _OF_ONE = frozenset({"__bool__", "__float__", "__nonzero__"})
 """Functions of each element alone, beside numbers."""
 _FLAT = frozenset({"view", "reshape", "flatten", "ravel"})
 """These keep the elements, and a flat form keeps what is said of them."""
-_OF_VALUES = frozenset({"device", "dtype", "layout", "is_cuda", "is_cpu", "is_floating_point", "is_complex", "is_meta"})
+_OF_TORCH = str(Path(torch.__file__).parent)
+_OF_STORAGE = {"untyped_storage", "_typed_storage", "storage_offset", "is_contiguous", "__cuda_array_interface__"}
+_OF_VALUES = (OF_SCALAR | TEXTS | {"grad"}) - _OF_STORAGE
 
 
 class GradientValues(Tensor):
@@ -75,13 +88,18 @@ class GradientValues(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = function_name(func), kwargs or {}
+        name = function_name(func)
+        if name in _OF_VALUES or is_of_compiler(name) or (name in _OF_STORAGE and _is_of_torch()):
+            return without_override(func, types, args, kwargs or {})
+        return cls._called(func, name, args, kwargs or {})
+
+    @staticmethod
+    @eager_only  # Compilers leave the call to Python: a graph would hold the rows alone.
+    def _called(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         own, bare = args[0] if args else None, plain_name(name)
         if not isinstance(own, GradientValues):
             # A number before it, as in `2 * grad`, or a list of gradients.
             own = next(each for each in tree_leaves((args, kwargs)) if isinstance(each, GradientValues))
-        if name in _OF_VALUES or name in ("__repr__", "__format__", "__hash__"):
-            return without_override(func, types, args, kwargs)
         if name in SIZES and args[0] is own:
             return own._size(name, args[1:])
         if (found := _of_each(name, args, kwargs)) is not None:
@@ -131,6 +149,11 @@ class GradientValues(Tensor):
     def numel_held(self) -> int:
         """How many elements are held."""
         return self.plain().numel()
+
+
+def _is_of_torch() -> bool:
+    """Whether torch itself asks how the rows lie: compilers look at what a frame begins with."""
+    return not torch.compiler.is_dynamo_compiling() and sys._getframe(2).f_code.co_filename.startswith(_OF_TORCH)
 
 
 def _is_number(tensor: Tensor) -> bool:

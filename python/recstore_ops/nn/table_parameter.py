@@ -39,6 +39,7 @@ from recstore_ops.nn.gradient_hooks import GradientHooks, Hook
 from recstore_ops.nn.gradient_values import GradientValues, is_reading
 from recstore_ops.nn.table_rows import OF_ROWS, RULES, RowsOfTable
 from recstore_ops.ops import asked_gradients
+from recstore_ops.ops.operators import eager_only
 from recstore_ops.table.copied_values import flat, function_name
 from recstore_ops.table.refusals import refused_for_rows, refused_for_sharded_hooks
 from recstore_ops.table.table import Table, open_tables
@@ -48,6 +49,7 @@ _SCALED = {"mul_", "multiply_", "div_", "divide_", "true_divide_", "_foreach_mul
 # These are zero for zero, or are refused.
 _CLAMPED = {"clamp_", "clip_", "clamp_min_", "clamp_max_", "nan_to_num_"}
 _CLAMPED_LISTS = {"_foreach_clamp_min_", "_foreach_clamp_max_"}
+_DROPPING = {"zero_", "_foreach_zero_"}
 _REACHING = {"_foreach_norm"} | _CLAMPED_LISTS | _SCALED
 # `GradScaler.unscale_` of a dense optimizer: that of the `SparseOptimizer` unscales what was collected.
 _UNSCALING = "_amp_foreach_non_finite_check_and_unscale_"
@@ -130,10 +132,19 @@ class StandInGradient(StandIn, Tensor):
             note_passed_over(each._table for each in _stand_ins(args))
         if name in OF_SCALAR or name in _ABOUT_THE_SCALAR or name == "grad" or is_of_compiler(name):
             return without_override(func, types, args, kwargs)
+        own = _stand_ins(args[:1])
+        if own and name in SIZES:
+            return size_of_table(name, grad._table, args[1:])
+        is_change = own and (name in _DROPPING or name in _REACHING or name in _CLAMPED or name == "data=")
+        if not is_change and dense_step():
+            return without_override(func, types, args, kwargs)
+        return grad._called(func, name, args, kwargs)
+
+    @eager_only  # Compilers leave the call to Python: a graph would hold the collected rows alone.
+    def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        grad = self
         if own := _stand_ins(args[:1]):
-            if name in SIZES:
-                return size_of_table(name, grad._table, args[1:])
-            if name in ("zero_", "_foreach_zero_"):
+            if name in _DROPPING:
                 for each in own:
                     each._table.clear_collected()
                 return grad if name == "zero_" else None
@@ -143,8 +154,6 @@ class StandInGradient(StandIn, Tensor):
                 return grad.assign(_reading(name)(grad.read_by(name), *args[1:], **kwargs))
             if name == "data=":
                 return own[0].assign(args[1])
-        if dense_step():
-            return without_override(func, types, args, kwargs)
         if is_reading(name):
             target = kwargs.pop("out", None)
             found = func(*_read_by(name, args), **_read_by(name, kwargs))
