@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from slow_copies import SlowCopies
 from torch import Tensor, nn
 
-from recstore_ops import DistEmbedding, SparseOptimizer
+from recstore_ops import DistEmbedding, KeyedJaggedTensor, RecStoreEmbeddingBagCollection, SparseOptimizer
 from recstore_ops.ops.collecting import hooked
 
 pytestmark = pytest.mark.tier("test")
@@ -41,7 +42,11 @@ def only(module: nn.Module) -> Any:
 
 
 def total(module: nn.Module) -> float:
-    grad = only(module).grad
+    return total_of(only(module))
+
+
+def total_of(parameter: Any) -> float:
+    grad = parameter.grad
     return 0.0 if grad is None else float(grad.sum())
 
 
@@ -202,12 +207,12 @@ def test_a_hook_that_would_get_a_part_of_a_gradient_is_refused(method: str, tabl
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_frozen_parameter_takes_no_hook(method: str, table_name: Callable[[], str]) -> None:
-    for module in twins(table_name()):
+    name = table_name()
+    sentences = ("cannot register a hook|require gradient", f'"{method}" of .*"{re.escape(name)}": it is frozen')
+    for module, sentence in zip(twins(name), sentences, strict=True):
         module.requires_grad_(False)
-        with pytest.raises(RuntimeError) as caught:
+        with pytest.raises(RuntimeError, match=sentence):
             getattr(only(module), method)(lambda given: None)
-    assert f'"{method}"' in str(caught.value)
-    assert f'"{module.table.name}": it is frozen' in str(caught.value)
 
 
 GIVEN: dict[str, Callable[[Any], Any]] = {
@@ -230,6 +235,63 @@ def test_a_hook_gives_a_gradient(hook: Callable[[Any], Any], table_name: Callabl
         table(IDS).sum().backward()
     assert total(table) == 0.0
     assert torch.equal(stepped(table), torch.ones(NUM, DIM))
+
+
+def test_a_gradient_within_a_pass_is_that_of_passes_before(table_name: Callable[[], str]) -> None:
+    table = of_ones(table_name())
+    only(table).register_hook(lambda grad: None)
+    seen: list[float] = []
+    dense = torch.ones(DIM, requires_grad=True)
+    for _ in range(3):
+        factor = dense * 1.0
+        factor.register_hook(lambda grad: seen.append(total(table)))
+        (table(IDS) * factor).sum().backward()
+    assert seen == [0.0, 2.0 * DIM, 4.0 * DIM]
+    assert total(table) == 6.0 * DIM
+
+
+LOOKUPS: dict[str, Callable[[DistEmbedding], Tensor]] = {
+    "plain": lambda table: table(IDS),
+    "staged": lambda table: table(table.stage(IDS, SlowCopies())),
+    "compiled": lambda table: torch.compile(table, backend="aot_eager")(IDS),
+    "called by torch.func": lambda table: torch.func.functional_call(table, dict(table.named_parameters()), (IDS,)),
+}
+
+
+@pytest.mark.parametrize("second", LOOKUPS)
+@pytest.mark.parametrize("first", LOOKUPS)
+def test_a_hook_is_called_once_for_all_lookups_of_a_pass(
+    first: str, second: str, table_name: Callable[[], str]
+) -> None:
+    torch._dynamo.reset()
+    table = of_ones(table_name())
+    seen: list[float] = []
+
+    def halve(grad: Any) -> Any:
+        seen.append(float(grad.sum()))
+        return grad * 0.5
+
+    only(table).register_hook(halve)
+    for _ in range(2):
+        (LOOKUPS[first](table).sum() + 3 * LOOKUPS[second](table).sum() + table(IDS).sum()).backward()
+    assert seen == [10.0 * DIM] * 2
+    assert total(table) == 10.0 * DIM
+
+
+def test_each_table_of_a_module_calls_its_own_hooks(table_name: Callable[[], str]) -> None:
+    name, options = table_name(), {"optimizer": {"kind": "sgd", "lr": 1.0}}
+    configs: Any = [
+        {"name": f"{name}/{each}", "num_embeddings": NUM, "embedding_dim": DIM, "feature_names": [each]}
+        for each in ("a", "b")
+    ]
+    module = RecStoreEmbeddingBagCollection(configs, **options)  # type: ignore[arg-type]
+    seen: list[tuple[int, float]] = []
+    for number, parameter in enumerate(module.parameters()):
+        parameter.register_hook(lambda grad, number=number: seen.append((number, float(grad.sum()))) or grad * 0)
+    features = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1]))
+    module(features).sum().backward()
+    assert sorted(seen) == [(0, 2.0 * DIM), (1, 1.0 * DIM)]
+    assert [total_of(parameter) for parameter in module.parameters()] == [0.0, 0.0]
 
 
 def test_a_step_within_a_pass_whose_hooks_wait_is_refused(table_name: Callable[[], str]) -> None:

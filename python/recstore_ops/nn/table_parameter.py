@@ -311,8 +311,8 @@ class TableParameter(StandIn, nn.Parameter):
         self._table.clear_collected()
 
     @grad.deleter
-    def grad(self) -> None:
-        self.grad = None
+    def grad(self) -> None:  # type: ignore[override]
+        self._table.clear_collected()
 
     @property
     def data(self) -> RowsOfTable:  # type: ignore[override]
