@@ -47,7 +47,7 @@ def collect_bags(
         places: what the lookup of the same ids gave out; spares the step its search.
     """
     if collecting.hooked:
-        collecting.begin_pass(collectors)
+        collectors = collecting.begin_pass(collectors)
     if merges_here():
         feature_operators.accept_feature_grads(tables, collectors, ids, offsets, grads, dims, weights, padding_idx)
         return

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recstore_ops import DistEmbedding
+from recstore_ops.nn.gradient_values import GradientValues
 from recstore_ops.nn.table_parameter import StandInGradient
 from recstore_ops.nn.table_rows import RowsOfTable
 
@@ -164,12 +165,22 @@ def called(function: Callable[[Any], Any], target: Any) -> Any:
         return error
 
 
+def whole(values: GradientValues) -> Tensor:
+    """The matrix, or its flat form, that values of a gradient are a part of."""
+    rows = values.plain()
+    matrix = values._rest.expand(NUM, DIM).clone()
+    matrix[values.ids] = rows.view(-1, DIM)
+    return matrix.view(-1) if rows.dim() == 1 else matrix
+
+
 def plain(found: Any) -> Any:
     """Values without what they stand for."""
     if isinstance(found, tuple | list) and not isinstance(found, torch.Size):
         return [plain(each) for each in found]
     if not isinstance(found, Tensor):
         return found
+    if isinstance(found, GradientValues):
+        return whole(found)
     with torch._C.DisableTorchFunctionSubclass():
         return found.detach().as_subclass(Tensor).clone()
 
@@ -200,3 +211,43 @@ def test_a_compiled_function_is_as_over_a_matrix_or_refused(
     assert theirs.weight.grad is not None
     for _, ids, grads in ours.table.collected():
         torch.testing.assert_close(grads, theirs.weight.grad[ids])
+
+
+def measured(p: Any) -> Tensor:
+    return torch.stack([each.norm() for each in (p.grad, p.grad.abs(), p.grad.view(-1) * 2)])
+
+
+def clamped(p: Any) -> Tensor:
+    p.grad = p.grad.clamp(-1, 1) * 0.5
+    return p.grad.norm()
+
+
+def branched(p: Any) -> Tensor:
+    return torch.ones(1) if torch.isfinite(p.grad).all() else torch.zeros(1)
+
+
+OF_GRADIENTS: dict[str, Callable[[Any], Any]] = {
+    "clip_grad_norm_": lambda p: nn.utils.clip_grad_norm_([p], 0.1),
+    "clip_grad_value_": lambda p: nn.utils.clip_grad_value_([p], 0.1),
+    "get_total_norm": lambda p: nn.utils.get_total_norm([p.grad]),
+    "norm": lambda p: sum(each.grad.norm() for each in [p]),
+    "absolute maximum": lambda p: p.grad.abs().max(),
+    "squares": lambda p: ((p.grad.detach() / 2) ** 2).sum().sqrt(),
+    "mul_": lambda p: p.grad.mul_(0.5).norm(),
+    "_foreach_abs": lambda p: torch._foreach_abs([p.grad])[0].sum(),  # type: ignore[attr-defined]
+    "several": measured,
+    "clamp": clamped,
+    "branch": branched,
+}
+
+
+@pytest.mark.parametrize("function", OF_GRADIENTS.values(), ids=OF_GRADIENTS)
+def test_compiled_code_measures_and_changes_gradients_as_python_does(
+    function: Callable[[Any], Any], table_name: Callable[[], str]
+) -> None:
+    ours, theirs = pair(table_name())
+    found = torch.compile(lambda: function(next(ours.parameters())), backend="aot_eager")()
+    torch.testing.assert_close(plain(found), plain(function(theirs.weight)))
+    assert theirs.weight.grad is not None
+    [(_, ids, grads)] = ours.table.collected()
+    torch.testing.assert_close(grads, theirs.weight.grad[ids])

@@ -222,6 +222,8 @@ AGREE: dict[str, Idiom] = {
     "grad.data =": between(lambda p: set_(p.grad, "data", p.grad.data * 0.5)),
     "mul(out)": between(lambda p: torch.mul(p.grad, 0.5, out=p.grad)),
     "nan_to_num(out)": between(lambda p: torch.nan_to_num(p.grad, out=p.grad)),
+    "grad = None": between(lambda p: set_(p, "grad", None)),
+    "del grad": between(lambda p: delattr(p, "grad")),
     "grad *=": between(lambda p: set_(p, "grad", p.grad * 0.5)),
     "weight[0].fill_": of_weight(lambda weight: weight[0].fill_(0)),
     "weight[0:2].zero_": of_weight(lambda weight: weight[0:2].zero_()),
@@ -302,6 +304,26 @@ REFUSED: dict[str, tuple[str, Idiom]] = {
     "state.copy_": ("copy_", averaged_in_a_state),
     "norm in a loss": ("square", lambda module: only(module).square().sum()),
     "parameters_to_vector": ("view", lambda module: nn.utils.parameters_to_vector(module.parameters())),
+    "for row in p": ("__iter__", without(list)),
+    "for row in p.data": ("__iter__", lambda module: list(only(module).data)),
+    "for row in p.grad": ("__iter__", between(lambda p: list(p.grad))),
+    "for row in |p.grad|": ("unbind", between(lambda p: list(p.grad.abs()))),
+    "cat": ("cat", between(lambda p: torch.cat([torch.ones(2), p.grad.view(-1)]))),
+    "stack": ("stack", between(lambda p: torch.stack([p.grad.clone()]))),
+    "gradients to a vector": ("cat", between(lambda p: nn.utils.parameters_to_vector([p.grad]))),
+    "einsum": ("einsum", between(lambda p: torch.einsum("ij,ij", [p.grad, p.grad]))),
+    "grad == matrix": ("__eq__", between(lambda p: p.grad.abs() == torch.zeros(DIM))),
+    **{
+        f"{name}(dim)": (name, between(lambda p, name=name: getattr(p.grad, name)(dim=1)))
+        for name in ("sum", "mean", "max", "min", "amax", "amin", "any", "all", "count_nonzero", "norm")
+    },
+    "sum(0)": ("sum", between(lambda p: p.grad.sum(0))),
+    "mean(1)": ("mean", between(lambda p: p.grad.mean(1))),
+    "max(tensor)": ("max", between(lambda p: torch.max(p.grad, torch.zeros(())))),
+    "mean of bool": ("mean", between(lambda p: (p.grad > 0).mean())),
+    "linalg.norm(-1)": ("linalg_norm", between(lambda p: torch.linalg.norm(p.grad, -1))),
+    "linalg.norm(dim)": ("linalg_norm", between(lambda p: torch.linalg.norm(p.grad, 2, dim=1))),
+    "foreach of several": ("add", between(lambda p: torch._foreach_add([p.grad], [p.grad]))),  # type: ignore[attr-defined]
     "zeros_like": ("zeros_like", lambda module: [torch.zeros_like(p) for p in module.parameters()]),
 }
 
@@ -433,6 +455,43 @@ def test_a_gradient_is_measured_as_that_of_a_matrix(
     for module in twins(table_name()):
         (module(IDS) * 4).sum().backward()
         assert float(norm(only(module).grad)) == 8.0
+
+
+ORDERS: dict[str, Callable[[Any], Tensor]] = {
+    **{f"linalg.norm({order})": lambda grad, o=order: torch.linalg.norm(grad, o) for order in (1, 2, torch.inf)},
+    "linalg.norm(None)": torch.linalg.norm,
+    "linalg.norm(fro)": lambda grad: torch.linalg.norm(grad, "fro"),
+    "linalg.norm(nuc)": lambda grad: torch.linalg.norm(grad, ord="nuc"),
+    "linalg.norm of a vector": lambda grad: torch.linalg.norm(grad.view(-1), 1),
+    **{f"vector_norm({o})": lambda grad, o=o: torch.linalg.vector_norm(grad, o) for o in (1, 2, torch.inf)},
+    **{f"norm({order})": lambda grad, order=order: grad.norm(order) for order in (1, 2, 3, torch.inf)},
+    "torch.norm": lambda grad: torch.norm(grad, p=1, dtype=torch.float64),
+    "sum(dtype)": lambda grad: grad.sum(dtype=torch.float64),
+    "mean(dtype)": lambda grad: grad.mean(dtype=torch.float64),
+    **{
+        f"_foreach_{name}": lambda grad, name=name: getattr(torch, f"_foreach_{name}")([torch.ones(1), grad])[1].sum()
+        for name in ("abs", "neg", "sqrt", "sign", "exp")
+    },
+    **{
+        f"_foreach_{name}(2)": lambda grad, name=name: getattr(torch, f"_foreach_{name}")([grad], 2.0)[0].sum()
+        for name in ("mul", "div", "add", "sub", "pow", "clamp_min")
+    },
+    "_foreach_mul([2])": lambda grad: torch._foreach_mul([torch.ones(1), grad], [1.0, 2.0])[1].sum(),  # type: ignore[attr-defined]
+    "_foreach_max": lambda grad: torch._foreach_max([torch.ones(1), grad])[1],  # type: ignore[attr-defined]
+    "_foreach_norm(1)": lambda grad: torch._foreach_norm([grad.abs()], 1)[0],  # type: ignore[attr-defined]
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_number_of_a_gradient_is_that_of_its_matrix(
+    order: Callable[[Any], Tensor], table_name: Callable[[], str]
+) -> None:
+    found = []
+    for module in twins(table_name()):
+        (module(IDS) * torch.tensor([[1.0, 2.0], [3.0, 5.0]])).sum().backward()
+        found.append(order(only(module).grad))
+    assert type(found[1]) is Tensor
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_an_optimizer_of_torch_alone_warns_and_then_raises(table_name: Callable[[], str]) -> None:

@@ -25,6 +25,10 @@ class StandIn:
         """Refused as other functions are; torch asks no override for this one."""
         return type(self).__torch_function__(Tensor.set_, (type(self),), (self, *args), kwargs)  # type: ignore[attr-defined]
 
+    def __iter__(self) -> Any:
+        """Refused too: torch asks the scalar."""
+        return type(self).__torch_function__(Tensor.__iter__, (type(self),), (self,))  # type: ignore[attr-defined]
+
 
 def without_override(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function with the scalars that stand-ins are; compilers trace it."""

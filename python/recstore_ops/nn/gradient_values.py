@@ -9,13 +9,26 @@ Shape suffixes: U ids with a gradient, D dim.
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from recstore_ops.nn.allowed import SIZES, plain_name, size_of_table, without_override
+from recstore_ops.nn.allowed import (
+    OF_SCALAR,
+    SIZES,
+    TEXTS,
+    is_of_compiler,
+    plain_name,
+    size_of_table,
+    without_override,
+)
+from recstore_ops.ops.operators import eager_only
 from recstore_ops.table.copied_values import function_name
 from recstore_ops.table.table import Table
 
@@ -33,7 +46,9 @@ _OF_ONE = frozenset({"__bool__", "__float__", "__nonzero__"})
 """Functions of each element alone, beside numbers."""
 _FLAT = frozenset({"view", "reshape", "flatten", "ravel"})
 """These keep the elements, and a flat form keeps what is said of them."""
-_OF_VALUES = frozenset({"device", "dtype", "layout", "is_cuda", "is_cpu", "is_floating_point", "is_complex", "is_meta"})
+_OF_TORCH = str(Path(torch.__file__).parent)
+_OF_STORAGE = {"untyped_storage", "_typed_storage", "storage_offset", "is_contiguous", "__cuda_array_interface__"}
+_OF_VALUES = (OF_SCALAR | TEXTS | {"grad"}) - _OF_STORAGE
 
 
 class GradientValues(Tensor):
@@ -73,25 +88,32 @@ class GradientValues(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = function_name(func), kwargs or {}
+        name = function_name(func)
+        if name in _OF_VALUES or is_of_compiler(name) or (name in _OF_STORAGE and _is_of_torch()):
+            return without_override(func, types, args, kwargs or {})
+        return cls._called(func, name, args, kwargs or {})
+
+    @staticmethod
+    @eager_only  # Compilers leave the call to Python: a graph would hold the rows alone.
+    def _called(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         own, bare = args[0] if args else None, plain_name(name)
         if not isinstance(own, GradientValues):
-            # A number before it, as in `2 * grad`.
-            own = next(each for each in [*args, *kwargs.values()] if isinstance(each, GradientValues))
-        if name in _OF_VALUES or name in ("__repr__", "__format__", "__hash__"):
-            return without_override(func, types, args, kwargs)
-        if name in SIZES:
+            # A number before it, as in `2 * grad`, or a list of gradients.
+            own = next(each for each in tree_leaves((args, kwargs)) if isinstance(each, GradientValues))
+        if name in SIZES and args[0] is own:
             return own._size(name, args[1:])
+        if (found := _of_each(name, args, kwargs)) is not None:
+            return found
         others = [*args, *kwargs.values()]
         is_alone = all(each is own or not isinstance(each, Tensor) or _is_number(each) for each in others)
         is_elementwise = bare in _ELEMENTWISE and name not in _OF_ONE
-        if is_elementwise and ((is_alone and not name.endswith("_")) or name.startswith("__")):
+        if is_elementwise and is_alone and (name.startswith("__") or not name.endswith("_")):
             return own._mapped(func, args, kwargs)
         if name in _FLAT and args[1:] in ((), (-1,), ((-1,),), ([-1],)) and not kwargs:
             return GradientValues.of(own.plain().reshape(-1), own.ids, own._table, own._owner, own._rest)
         reduction = _REDUCTIONS.get(bare)
         if reduction is not None and args[0] is own and is_alone:
-            found = reduction(own, *args[1:], **kwargs)
+            found = _reduced(reduction, own, args[1:], kwargs)
             if found is not None:
                 return found
         raise RuntimeError(
@@ -129,8 +151,35 @@ class GradientValues(Tensor):
         return self.plain().numel()
 
 
+def _is_of_torch() -> bool:
+    """Whether torch itself asks how the rows lie: compilers look at what a frame begins with."""
+    return not torch.compiler.is_dynamo_compiling() and sys._getframe(2).f_code.co_filename.startswith(_OF_TORCH)
+
+
 def _is_number(tensor: Tensor) -> bool:
     return type(tensor) is Tensor and tensor.dim() == 0
+
+
+def _of_each(name: str, args: Any, kwargs: Any) -> list[Tensor] | None:
+    """The results of a function of lists, such as `_foreach_mul`, one by one; `None` if it is no such function."""
+    function = plain_name(name)
+    is_known = function in _ELEMENTWISE or function in _REDUCTIONS
+    if not name.startswith("_foreach_") or name.endswith("_") or not is_known or not isinstance(args[0], list | tuple):
+        return None
+    call, found = getattr(torch, function), []
+    for place, each in enumerate(args[0]):
+        others = [other[place] if isinstance(other, list | tuple) else other for other in args[1:]]
+        found.append(call(each, *others, **kwargs))
+    return found
+
+
+def _reduced(function: Callable[..., Tensor | None], own: GradientValues, args: Any, kwargs: Any) -> Tensor | None:
+    """The result of a reduction, or `None` for arguments that it does not take."""
+    try:
+        taken = inspect.signature(function).bind(own, *args, **kwargs)
+    except TypeError:
+        return None
+    return function(*taken.args, **taken.kwargs)
 
 
 def _with_rest(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
@@ -151,24 +200,52 @@ def _sum(values: GradientValues, *, dtype: torch.dtype | None = None) -> Tensor:
     return total + (rest.to(total) if isinstance(rest, Tensor) else rest)
 
 
+def _mean(values: GradientValues, *, dtype: torch.dtype | None = None) -> Tensor | None:
+    # Torch has no mean of truths.
+    is_floating = values.plain().is_floating_point() if dtype is None else dtype.is_floating_point
+    return _sum(values, dtype=dtype) / size_of_table("numel", values._table, ()) if is_floating else None
+
+
 def _norm(
-    values: GradientValues, p: Any = 2, *dims: Any, ord: Any = None, dim: Any = None, **options: Any
+    values: GradientValues,
+    p: Any = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    out: Any = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor | None:
-    order = p if ord is None else ord
-    order = 2.0 if order in (None, "fro") else order
-    if dims or dim is not None or isinstance(order, str) or options.get("keepdim") or not values.is_zero_elsewhere():
+    if dim is not None or keepdim or out is not None or not values.is_zero_elsewhere():
+        return None
+    order = 2.0 if p in (None, "fro") else p
+    if isinstance(order, str) or float(order) <= 0:
         return None
     held = values.plain().reshape(-1)
-    if float(order) <= 0:
+    return torch.linalg.vector_norm(held if held.numel() else held.new_zeros(1), float(order), dtype=dtype)
+
+
+def _linalg_norm(
+    values: GradientValues, ord: Any = None, dim: Any = None, keepdim: bool = False, **options: Any
+) -> Tensor | None:
+    held = values.plain()
+    if ord is None or held.dim() == 1:
+        return _norm(values, ord, dim, keepdim, **options)
+    # Of the matrix. Rows of zeros change none of these.
+    if dim is not None or keepdim or options.get("out") is not None or not values.is_zero_elsewhere():
         return None
-    return torch.linalg.vector_norm(
-        held if held.numel() else held.new_zeros(1), float(order), dtype=options.get("dtype")
-    )
+    if ord not in ("fro", "nuc") and (isinstance(ord, str) or float(ord) <= 0):
+        return None
+    return torch.linalg.norm(held if held.numel() else held.new_zeros(1, values._table.dim), ord, **options)
+
+
+def _vector_norm(
+    values: GradientValues, ord: Any = 2, dim: Any = None, keepdim: bool = False, **options: Any
+) -> Tensor | None:
+    return _norm(values, ord, dim, keepdim, **options)
 
 
 _REDUCTIONS: dict[str, Callable[..., Tensor | None]] = {
     "sum": _sum,
-    "mean": lambda values: _sum(values) / size_of_table("numel", values._table, ()),
+    "mean": _mean,
     "max": _with_rest(torch.max),
     "amax": _with_rest(torch.amax),
     "min": _with_rest(torch.min),
@@ -177,8 +254,8 @@ _REDUCTIONS: dict[str, Callable[..., Tensor | None]] = {
     "all": _with_rest(torch.all),
     "count_nonzero": lambda values: values.plain().count_nonzero() if values.is_zero_elsewhere() else None,
     "norm": _norm,
-    "linalg_norm": _norm,
-    "linalg_vector_norm": _norm,
+    "linalg_norm": _linalg_norm,
+    "linalg_vector_norm": _vector_norm,
 }
 
 

@@ -18,6 +18,7 @@ from recstore_ops.client.client import RecStoreClient, get_kv_client
 from recstore_ops.config.table_config import check_learning_rate
 from recstore_ops.nn.allowed import note_stepper
 from recstore_ops.nn.collected_gradients import CollectedGradients, check_unscaled
+from recstore_ops.nn.gradient_hooks import check_passes
 from recstore_ops.nn.parameter_groups import check_rate_of_rule, rate_of, rates_of
 from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.ops.operators import eager_only
@@ -272,6 +273,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._note(tables)
         # Before the ranks compare: within `sharding.join` that announces the rates to ranks without batches.
         self._follow_rates(tables)
+        check_passes(tables)
         check_other_ranks(tables)
         check_unscaled(tables)
         self.kv_client.apply_grads(tables)

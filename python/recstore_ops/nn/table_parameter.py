@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
 from recstore_ops.nn.allowed import (
@@ -39,6 +40,7 @@ from recstore_ops.nn.gradient_hooks import GradientHooks, Hook
 from recstore_ops.nn.gradient_values import GradientValues, is_reading
 from recstore_ops.nn.table_rows import OF_ROWS, RULES, RowsOfTable, check_unchanged
 from recstore_ops.ops import asked_gradients
+from recstore_ops.ops.operators import eager_only
 from recstore_ops.table.copied_values import flat, function_name
 from recstore_ops.table.refusals import refused_for_rows, refused_for_sharded_hooks
 from recstore_ops.table.table import Table, open_tables
@@ -48,6 +50,7 @@ _SCALED = {"mul_", "multiply_", "div_", "divide_", "true_divide_", "_foreach_mul
 # These are zero for zero, or are refused.
 _CLAMPED = {"clamp_", "clip_", "clamp_min_", "clamp_max_", "nan_to_num_"}
 _CLAMPED_LISTS = {"_foreach_clamp_min_", "_foreach_clamp_max_"}
+_DROPPING = {"zero_", "_foreach_zero_"}
 _REACHING = {"_foreach_norm"} | _CLAMPED_LISTS | _SCALED
 # `GradScaler.unscale_` of a dense optimizer: that of the `SparseOptimizer` unscales what was collected.
 _UNSCALING = "_amp_foreach_non_finite_check_and_unscale_"
@@ -126,7 +129,7 @@ class StandInGradient(StandIn, Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = function_name(func), kwargs or {}
-        grad = _stand_ins([*args, *kwargs.values()])[0]
+        grad = _stand_ins(tree_leaves((args, kwargs)))[0]
         # `p.grad.data.mul_()` and `p.grad.detach().zero_()` are to reach the table too, and not a plain zero.
         if name in ("detach", "detach_", "data"):
             return args[0]
@@ -136,10 +139,19 @@ class StandInGradient(StandIn, Tensor):
             note_passed_over(each._table for each in _stand_ins(args))
         if name in OF_SCALAR or name in _ABOUT_THE_SCALAR or name == "grad" or is_of_compiler(name):
             return without_override(func, types, args, kwargs)
+        own = _stand_ins(args[:1])
+        if own and name in SIZES:
+            return size_of_table(name, grad._table, args[1:])
+        is_change = own and (name in _DROPPING or name in _REACHING or name in _CLAMPED or name == "data=")
+        if not is_change and dense_step():
+            return without_override(func, types, args, kwargs)
+        return grad._called(func, name, args, kwargs)
+
+    @eager_only  # Compilers leave the call to Python: a graph would hold the collected rows alone.
+    def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        grad = self
         if own := _stand_ins(args[:1]):
-            if name in SIZES:
-                return size_of_table(name, grad._table, args[1:])
-            if name in ("zero_", "_foreach_zero_"):
+            if name in _DROPPING:
                 for each in own:
                     each._table.clear_collected()
                     each._cleared, each._is_zeroed = each._table.times_cleared, True
@@ -150,14 +162,16 @@ class StandInGradient(StandIn, Tensor):
                 return grad.assign(_reading(name)(grad.read_by(name), *args[1:], **kwargs))
             if name == "data=":
                 return own[0].assign(args[1])
-        if dense_step():
-            return without_override(func, types, args, kwargs)
         if is_reading(name):
             target = kwargs.pop("out", None)
-            values = [each.read_by(name) if isinstance(each, StandInGradient) else each for each in args]
-            found = func(*values, **kwargs)
+            found = func(*_read_by(name, args), **_read_by(name, kwargs))
             return found if target is None else target.assign(found)
         raise grad._refusal(name, "it stands for what the table collected, which mul_, div_, clamp_ and zero_ change")
+
+
+def _read_by(function: str, values: Any) -> Any:
+    """Arguments with what was collected in the places of gradients."""
+    return tree_map(lambda each: each.read_by(function) if isinstance(each, StandInGradient) else each, values)
 
 
 def _reading(function: str) -> Callable[..., Any]:
@@ -314,6 +328,10 @@ class TableParameter(StandIn, nn.Parameter):
             raise self._refusal("grad")
         self._table.clear_collected()
 
+    @grad.deleter
+    def grad(self) -> None:  # type: ignore[override]
+        self._table.clear_collected()
+
     @property
     def data(self) -> RowsOfTable:  # type: ignore[override]
         """A stand-in for the rows, for averages of parameters; functions that fill it are refused."""
@@ -348,11 +366,12 @@ class TableParameter(StandIn, nn.Parameter):
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
         """Calls a hook with the gradient of each backward pass, `GradientValues`; a hook may give others made of it."""
-        return self._all_hooks("register_hook").add(hook)
+        return self._all_hooks("register_hook").add(hook, "register_hook")
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """Calls a hook with this parameter when `grad` holds the gradient of a backward pass too."""
-        return self._all_hooks("register_post_accumulate_grad_hook").add_after(lambda: hook(self))
+        method, own = "register_post_accumulate_grad_hook", weakref.ref(self)
+        return self._all_hooks(method).add_after(lambda: hook(own()), method)  # type: ignore[arg-type]
 
     def _all_hooks(self, method: str) -> GradientHooks:
         table = self._table

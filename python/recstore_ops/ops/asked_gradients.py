@@ -45,7 +45,7 @@ def _accept_grad(
 ) -> None:
     refuse_compiled_autograd(table)
     if _is_asked(anchor):
-        begin_pass([collector])
+        [collector] = begin_pass([collector])
         operators.accept_grad(collector, table, ids, grads, padding_idx, places)
 
 
@@ -63,7 +63,7 @@ def _accept_bag_grads(
 ) -> None:
     refuse_compiled_autograd(tables[0])
     if _is_asked(anchor):
-        begin_pass(collectors)
+        collectors = begin_pass(collectors)
         operators.accept_bag_grads(
             collectors, tables, ids, offsets, grads, dims, per_sample_weights, padding_idx, places
         )

@@ -57,15 +57,20 @@ def unshared(tensor: Tensor) -> Tensor:
     return tensor.clone()
 
 
-hooked: dict[int, Callable[[], None]] = {}
-"""A function for each collector with hooks, by its number, called before it gets the gradients of a pass."""
+hooked: dict[int, Callable[[], Callable[[Tensor], Tensor] | None]] = {}
+"""A weak reference for each collector with hooks, by its number: to the function that gives another one in its place,
+which gets the gradients of the pass under way."""
 
 
-def begin_pass(collectors: Sequence[Tensor]) -> None:
-    """Says that a backward pass is about to hand gradients over."""
-    for collector in collectors if hooked else ():
-        if (begin := hooked.get(int(collector))) is not None:
-            begin()
+def begin_pass(collectors: Sequence[Tensor]) -> list[Tensor]:
+    """What collects the gradients that a backward pass is about to hand over: collectors, or others before hooks."""
+    return [_behind_hooks(collector) for collector in collectors] if hooked else [*collectors]
+
+
+def _behind_hooks(collector: Tensor) -> Tensor:
+    reference = hooked.get(int(collector))
+    begin = None if reference is None else reference()
+    return collector if begin is None else begin(collector)
 
 
 def collect(
@@ -92,7 +97,7 @@ def collect(
         places: the places from the lookup of the same ids, which spare the step its search.
     """
     if hooked:
-        begin_pass([collector])
+        [collector] = begin_pass([collector])
     if merges_here():
         grads_ND = grads.reshape(ids.numel(), grads.shape[-1]).to(torch.float32)
         ids, grads = merge_gradients(ids.reshape(-1), grads_ND)
