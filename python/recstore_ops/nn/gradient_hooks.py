@@ -74,7 +74,7 @@ class GradientHooks:
         return found is not None and not found.is_over
 
     def _begin(self, collector: Tensor) -> Tensor:
-        """What collects a pass in the place of a collector."""
+        """Returns the collector of a pass in the place of the table's."""
         task = torch._C._current_graph_task_id()  # type: ignore[attr-defined]
         table = self._table()
         if table is None or not (self._before or self._after):
@@ -130,7 +130,7 @@ class GradientHooks:
         return values.plain()
 
     def _check_is_alone(self, table: Table, function: str) -> None:
-        """Refuses hooks where another module collects a part of the gradient."""
+        """Refuses hooks if another module collects a part of the gradient."""
         for other in open_tables():
             is_module = type(other.anchor) is not Tensor
             if other is not table and other.name == table.name and is_module and other.requires_grad:

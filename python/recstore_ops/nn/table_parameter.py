@@ -79,7 +79,7 @@ class StandInGradient(StandIn, Tensor):
         return grad
 
     def stands_for(self, table: Table) -> bool:
-        """Whether this is about what a table has collected, and not about what was dropped since."""
+        """Whether this is about the gradient of a table, and none that was dropped since."""
         return self._table is table and self._cleared == table.times_cleared
 
     def merged(self, function: str) -> Tensor:

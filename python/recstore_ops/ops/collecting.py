@@ -63,7 +63,7 @@ which gets the gradients of the pass under way."""
 
 
 def begin_pass(collectors: Sequence[Tensor]) -> list[Tensor]:
-    """What collects the gradients that a backward pass is about to hand over: collectors, or others before hooks."""
+    """Returns the collectors for the gradients that a backward pass hands over: these, or others for hooks."""
     return [_behind_hooks(collector) for collector in collectors] if hooked else [*collectors]
 
 

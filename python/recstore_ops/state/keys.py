@@ -129,7 +129,7 @@ def _is_found(table: Table, state: MutableMapping[str, Any], prefix: str, use: C
 def _ids_as_saved(table: Table, ids: Any, state: MutableMapping[str, Any], prefix: str) -> Any:
     """Compares ids with the check that a state has of them, if it has one; what are no ids is refused elsewhere.
 
-    A mean of states may leave both as numbers with a fraction. The check then tells whether the ids are right.
+    A mean of states may leave both as floating point numbers: by the check the ids are right, or refused.
     """
     check = state.get(prefix + _CHECK)
     if check is None or not isinstance(ids, Tensor) or not (ids.dtype == torch.int64 or ids.is_floating_point()):
