@@ -27,11 +27,11 @@ def drop_all_tables() -> None:
 
 
 def contents(name: str) -> Contents:
-    """The ids of a table, rising; their rows and slots; and its counts, but for the memory it takes."""
+    """The ids of a table, rising; their rows and slots; and the counts that checkpoints hold."""
     table = Table.open(name)
     ids = operators.hashtable_ids(table.handle).sort().values
     slots = {slot: operators.hashtable_slot(table.handle, ids, slot) for slot, _ in _native.table_slots(name) or []}
-    statistics = {key: value for key, value in table.statistics().items() if "bytes" not in key}
+    statistics = {key: value for key, value in table.statistics().items() if "bytes" not in key and key != "writes"}
     return ids, operators.emb_read(table.handle, ids, table.dim), slots, statistics
 
 
@@ -57,6 +57,6 @@ def checksum_of(manifest: bytes) -> str:
 
 def write_manifest(directory: Path, snapshots: list[dict[str, Any]]) -> None:
     """Puts these snapshots in the place of a manifest's, with a checksum that is right."""
-    manifest = {"format": "recstore-checkpoint", "version": 2, "snapshots": snapshots, "checksum": "-" * 8}
+    manifest = {"format": "recstore-checkpoint", "version": 2, "snapshots": snapshots, "ended": [], "checksum": "-" * 8}
     text = json.dumps(manifest)
     (directory / "manifest.json").write_text(text.replace("-" * 8, checksum_of(text.encode())))

@@ -31,7 +31,6 @@ OF_PARAMETERS = {
         ("torch.Tensor.register_hook", "torch.Tensor.register_post_accumulate_grad_hook"),
         "takes a hook, of which test_parameter_idioms.py has the calls",
     ),
-    "torch.Tensor.__reduce_ex__": "gives a parameter without a table, as exported programs hold it",
 }
 EXPLAINED: dict[str, dict[str, str]] = {
     "parameter": OF_PARAMETERS,

@@ -101,10 +101,11 @@ impl RemoteStore {
         if !progress.is_apart() || !progress.is_under_way {
             return Ok(());
         }
+        let steps: Vec<_> = progress.steps.iter().map(u64::to_string).collect();
         let message = format!(
-            "the shards of table \"{}\" are at the steps {:?}: a step reached only some shards, and the program that takes it is still connected. Let it take the step again, or end it",
+            "the shards of table \"{}\" are at the steps [{}]: a step reached only some shards, and the program that takes it is still connected. Let it take the step again, or end it",
             table.checks.name(),
-            progress.steps
+            steps.join(", ")
         );
         Err(Error::Checkpoint { path: directory.display().to_string(), message })
     }
