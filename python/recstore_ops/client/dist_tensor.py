@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunctionSubclass
 
 from recstore_ops.config.row_types import ROW_TYPES, VALUE_TYPES, type_name
 from recstore_ops.config.table_config import TableConfig
@@ -309,13 +308,6 @@ class _RowView(CopiedValues):
         view = values.as_subclass(_RowView)
         view._rows = self._rows
         return view.refusing(self._refusal)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        with DisableTorchFunctionSubclass():
-            return self.as_subclass(Tensor).__reduce_ex__(protocol)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return memo.setdefault(id(self), self.clone())
 
 
 def _as_ids(ids: Tensor | Sequence[int] | int) -> Tensor:

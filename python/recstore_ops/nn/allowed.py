@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch._guards import TracingContext
 from torch.optim import Optimizer
 
 from recstore_ops.ops import operators
+from recstore_ops.table.program_line import warn_program
 from recstore_ops.table.table import Table
 
 
@@ -73,8 +73,8 @@ SIZES = frozenset({"shape", "size", "numel", "nelement", "dim", "ndim", "ndimens
 TEXTS = frozenset({"__repr__", "__format__"})
 
 
-_OF_TORCH, _OWN = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
-_EXPORTS = tuple(str(Path(_OF_TORCH, name)) for name in ("export", "_export", "_inductor"))
+OF_TORCH = str(Path(torch.__file__).parent)
+_EXPORTS = tuple(str(Path(OF_TORCH, name)) for name in ("export", "_export", "_inductor"))
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 _INITIALIZERS = str(Path(torch.nn.init.__file__))
 
@@ -97,7 +97,7 @@ def is_of_compiler(name: str) -> bool:
     if name not in SIZES or name == "__len__" or torch.compiler.is_dynamo_compiling():
         return False
     file = "" if TracingContext.try_get() is not None else sys._getframe(2).f_code.co_filename
-    return not file or (file.startswith(_OF_TORCH) and file != _INITIALIZERS)
+    return not file or (file.startswith(OF_TORCH) and file != _INITIALIZERS)
 
 
 def is_exporting() -> bool:
@@ -139,7 +139,7 @@ def dense_step() -> str | None:
         if frame.f_code is _STEP:
             step = getattr(type(frame.f_locals["args"][0]).step, "__wrapped__", None)
             own = "" if step is None else step.__code__.co_filename
-            is_asking = all(file == own or file.startswith(_OF_TORCH) for file in files)
+            is_asking = all(file == own or file.startswith(OF_TORCH) for file in files)
             return frame.f_locals["profile_name"] if is_asking else None
         files.add(frame.f_code.co_filename)
         frame = frame.f_back
@@ -175,12 +175,4 @@ def check_is_stepped(table: Table, owner: str, step: str) -> None:
     if table.table_id in _warned_in:
         raise RuntimeError(text)
     _warned_in[table.table_id] = step
-    warnings.warn(text, stacklevel=_level_of_caller())
-
-
-def _level_of_caller() -> int:
-    """The frames between a warning and the program that called a step."""
-    frame, level = sys._getframe(1), 0
-    while frame is not None and (frame.f_code is _STEP or frame.f_code.co_filename.startswith((_OF_TORCH, _OWN))):
-        frame, level = frame.f_back, level + 1
-    return level + 1
+    warn_program(text)

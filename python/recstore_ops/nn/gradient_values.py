@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from recstore_ops.nn.allowed import (
     OF_SCALAR,
+    OF_TORCH,
     SIZES,
     TEXTS,
     is_of_compiler,
@@ -41,12 +41,11 @@ _ELEMENTWISE = frozenset(
         *("clone", "detach", "contiguous", "cpu", "to", "type", "data"),
     }
 )
+"""Functions of each element alone, beside numbers."""
 _OF_ONE = frozenset({"__bool__", "__float__", "__nonzero__"})
 """Operators of a single element, which are named as functions of `_ELEMENTWISE` are."""
-"""Functions of each element alone, beside numbers."""
 _FLAT = frozenset({"view", "reshape", "flatten", "ravel"})
 """These keep the elements, and a flat form keeps what is said of them."""
-_OF_TORCH = str(Path(torch.__file__).parent)
 _OF_STORAGE = {"untyped_storage", "_typed_storage", "storage_offset", "is_contiguous", "__cuda_array_interface__"}
 _OF_VALUES = (OF_SCALAR | TEXTS | {"grad"}) - _OF_STORAGE
 
@@ -144,16 +143,12 @@ class GradientValues(Tensor):
 
     def _others(self) -> int:
         """How many elements are not held."""
-        return size_of_table("numel", self._table, ()) - self.numel_held()
-
-    def numel_held(self) -> int:
-        """How many elements are held."""
-        return self.plain().numel()
+        return size_of_table("numel", self._table, ()) - self.plain().numel()
 
 
 def _is_of_torch() -> bool:
     """Whether torch itself asks how the rows lie: compilers look at what a frame begins with."""
-    return not torch.compiler.is_dynamo_compiling() and sys._getframe(2).f_code.co_filename.startswith(_OF_TORCH)
+    return not torch.compiler.is_dynamo_compiling() and sys._getframe(2).f_code.co_filename.startswith(OF_TORCH)
 
 
 def _is_number(tensor: Tensor) -> bool:

@@ -424,8 +424,4 @@ def without_stand_ins(parameters: Iterator[tuple[str, nn.Parameter]]) -> Iterato
 
 def _detached(values: Any) -> Any:
     """Arguments with what stands for rows in the place of parameters."""
-    if isinstance(values, dict):
-        return {name: _detached(value) for name, value in values.items()}
-    if isinstance(values, list | tuple):
-        return type(values)(_detached(value) for value in values)
-    return values.detach() if isinstance(values, TableParameter) else values
+    return tree_map(lambda each: each.detach() if isinstance(each, TableParameter) else each, values)

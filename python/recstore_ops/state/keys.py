@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunctionSubclass
 
 from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.sharding.ownership import own_ids
@@ -43,13 +42,6 @@ class StateTensor(CopiedValues):
         from torch.distributed.checkpoint.planner_helpers import _create_write_item_for_bytesio
 
         return [_create_write_item_for_bytesio(name, value)]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return memo.setdefault(id(self), self.clone())
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        with DisableTorchFunctionSubclass():
-            return self.as_subclass(Tensor).__reduce_ex__(protocol)
 
 
 def add_rows(table: Table, state: MutableMapping[str, Any], prefix: str) -> None:

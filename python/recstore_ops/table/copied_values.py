@@ -69,6 +69,13 @@ class CopiedValues(Tensor):
         """A view of the values."""
         return values.as_subclass(type(self)).refusing(self._refusal)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return memo.setdefault(id(self), self.clone())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
     def set_(self, *args: Any) -> Tensor:  # type: ignore[override]
         """Refused as a write; torch asks no override for this one."""
         self._begin_write("set_")

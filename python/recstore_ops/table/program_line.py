@@ -6,7 +6,7 @@ import sys
 import warnings
 from types import FrameType
 
-_OWN = __name__.partition(".")[0]
+_NOT_OF_PROGRAMS = (__name__.partition(".")[0], "torch")
 
 
 def warn_program(message: str) -> None:
@@ -22,12 +22,12 @@ def warn_program(message: str) -> None:
 
 
 def _frame_of_program() -> FrameType:
-    """The innermost call that is not within this package; the outermost one if all are."""
+    """The innermost call that is not within this package or torch; the outermost one if all are."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_own(frame.f_globals.get("__name__")):
+    while frame.f_back is not None and _is_of_library(frame.f_globals.get("__name__")):
         frame = frame.f_back
     return frame
 
 
-def _is_own(module: object) -> bool:
-    return isinstance(module, str) and module.partition(".")[0] == _OWN
+def _is_of_library(module: object) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] in _NOT_OF_PROGRAMS

@@ -100,7 +100,7 @@ pub struct TableStatistics {
     /// Row updates: one a distinct id and step.
     pub updates: u64,
     /// Rows that programs wrote since the store has the table, new ones and others.
-    #[serde(default, skip_serializing_if = "is_none_written")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub writes: u64,
     /// Rows deleted, those that left included.
     pub deletes: u64,
@@ -130,14 +130,8 @@ pub struct TableStatistics {
     pub capacity_share: Option<u64>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]
-fn is_none_written(count: &u64) -> bool {
-    *count == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]
-fn is_zero(count: &usize) -> bool {
-    *count == 0
+fn is_zero<T: Default + PartialEq>(count: &T) -> bool {
+    *count == T::default()
 }
 
 /// What the tables of a store take of memory together.
