@@ -15,6 +15,7 @@ import own_draws
 import plots
 import pytest
 import tiers
+import torch
 from examples import try_fewer
 from page_commands import Shell
 from ranks import Ranks, started_ranks
@@ -79,6 +80,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         marker = item.get_closest_marker(name)
         if marker is not None and num_shards > most:
             pytest.skip(marker.args[0])
+
+
+@pytest.fixture
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A compiler that has compiled nothing yet, and keeps no graph for other tests."""
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="session", autouse=True)

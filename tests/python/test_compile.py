@@ -3,7 +3,7 @@
 Compiler caches do not know of effects, so they stay off here.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,19 +16,11 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, Table, TableConfig
 from recstore_ops.ops import operators
 
-pytestmark = pytest.mark.tier("test")
+pytestmark = [pytest.mark.tier("test"), pytest.mark.usefixtures("fresh_compiler")]
 
 NUM_TABLES = 26
 STEPS = 50
 DIM = 4
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def read_update_read(handle: Tensor, ids: Tensor, grads: Tensor) -> Tensor:

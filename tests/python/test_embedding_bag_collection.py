@@ -27,7 +27,11 @@ from recstore_ops.ops import feature_operators
 from recstore_ops.sparse import KeyedJaggedTensor, KeyedTensor
 
 # torch's Adagrad makes sparse tensors without saying whether they shall be checked.
-pytestmark = [pytest.mark.tier("test"), pytest.mark.filterwarnings("ignore:Sparse invariant checks")]
+pytestmark = [
+    pytest.mark.tier("test"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
+    pytest.mark.usefixtures("fresh_compiler"),
+]
 
 NUM_IDS, STEPS, BATCH = 30, steps(50), 6
 TOLERANCE = 1e-5
@@ -35,14 +39,6 @@ TOLERANCE = 1e-5
 
 SGD = {"kind": "sgd", "lr": 0.1}
 ADAGRAD = {"kind": "adagrad", "lr": 0.1, "convention": "torch", "eps": 1e-3}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Each is called in Python and compiled, with gradients and without. After a refus
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
@@ -32,7 +32,7 @@ from recstore_ops import (
     Table,
 )
 
-pytestmark = pytest.mark.tier("all")
+pytestmark = [pytest.mark.tier("all"), pytest.mark.usefixtures("fresh_compiler")]
 IN_TEST = pytest.mark.tier("test")
 
 NUM, DIM = 6, 3
@@ -44,14 +44,6 @@ OPTIONS: dict[str, Any] = {"optimizer": {"kind": "sgd", "lr": 1.0}, "initializer
 
 _Found = TypeVar("_Found")
 Lookup = Callable[[Tensor], Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Pair(NamedTuple):
