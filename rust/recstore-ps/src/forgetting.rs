@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use recstore::{
     Directory, Error, Forgetting, Forgotten, HeldIds, IdTally, IdsFound, LocalStore, Progress, Result,
-    SERVER_STATE, Shard, checkpoint_files, checkpoint_tables, forget_in_checkpoint, ids_in_checkpoint,
+    SERVER_SAVES, SERVER_STATE, Shard, checkpoint_files, checkpoint_tables, forget_in_checkpoint,
+    ids_in_checkpoint,
 };
 
 use serde::Serialize;
@@ -55,7 +56,7 @@ pub fn tables_in(path: &Path) -> Result<TablesFound> {
             return Err(refused(path, IN_USE));
         }
         check_leads(path, &standing_in(&directory)?)?;
-        found.files.extend([SERVER_STATE, LOCK, INCARNATION].map(str::to_owned));
+        found.files.extend([SERVER_STATE, SERVER_SAVES, LOCK, INCARNATION].map(str::to_owned));
     }
     let Some(log) = log else { return Ok(found) };
     found.files.extend(Log::files(&log).map_err(in_log)?.into_iter().map(|name| format!("{LOG}/{name}")));

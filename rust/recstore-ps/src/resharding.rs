@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use recstore::{
-    Directory, EmbeddingStore, InProcessStore, LoadOptions, LocalStore, Result, SaveOptions, Shard,
-    commit_snapshot, new_snapshot_name,
+    Directory, EmbeddingStore, InProcessStore, KnownSaves, LoadOptions, LocalStore, Result, SaveOptions,
+    Shard, commit_snapshot, new_snapshot_name,
 };
 
 use crate::durable::MANIFEST;
@@ -60,10 +60,14 @@ pub fn reshard(from: &Path, to: &Path, shards: usize, hash_method: Option<HashMe
         hash_method: hash_method.or(source.facts.as_ref().map(|facts| facts.hash_method)).unwrap_or_default(),
         ..source.facts.clone().unwrap_or_else(|| StoreMetadata::new(HashMethod::default()))
     };
-    let gathered = source.gather(&workshop)?;
+    let (gathered, saves) = source.gather(&workshop)?;
     let mut rows = Vec::new();
     for number in 0..shards {
-        rows.push(make_shard(&gathered, &workshop, Shard { number, of: shards }, &facts)?);
+        let shard = Shard { number, of: shards };
+        let (state, made) = make_shard(&gathered, &workshop, shard, &facts)?;
+        // The new shards go on with the snapshots of the old ones.
+        state.keep_saves(|| Ok(KnownSaves::join(&saves, shard)))?;
+        rows.push(made);
     }
     let moved_to = move_all(&source, &target, shards, is_same)?;
     let before = (!source.shards.is_empty()).then_some(source.shards.len());
@@ -110,10 +114,11 @@ impl Source {
         Ok(Self { directory, shards, facts })
     }
 
-    /// Makes one checkpoint of all rows, and returns where it is.
-    fn gather(&self, workshop: &Path) -> Result<PathBuf> {
+    /// Makes one checkpoint of all rows, and returns where it is, and which snapshots the store of each shard knows.
+    fn gather(&self, workshop: &Path) -> Result<(PathBuf, Vec<KnownSaves>)> {
+        let mut saves = Vec::new();
         if self.shards.is_empty() {
-            return Ok(self.directory.clone());
+            return Ok((self.directory.clone(), saves));
         }
         let (gathered, snapshot, of) = (workshop.join(GATHERED), new_snapshot_name(), self.shards.len());
         let mut options = SaveOptions::default();
@@ -121,10 +126,12 @@ impl Source {
         options.at_any_step = true;
         for (number, state) in self.shards.iter().enumerate() {
             let shard = Shard { number, of };
-            kept_store(state, shard)?.save_part(&gathered, &snapshot, shard, &options)?;
+            let store = kept_store(state, shard)?;
+            saves.push(store.known_saves()?);
+            store.save_part(&gathered, &snapshot, shard, &options)?;
         }
         commit_snapshot(&gathered, &snapshot, of, &options)?;
-        Ok(gathered)
+        Ok((gathered, saves))
     }
 }
 
@@ -151,7 +158,12 @@ fn kept_store(state: &StateDirectory, shard: Shard) -> Result<Arc<LocalStore>> {
 }
 
 /// Makes the directory of a new shard, and returns how many rows it has.
-fn make_shard(gathered: &Path, workshop: &Path, shard: Shard, facts: &StoreMetadata) -> Result<usize> {
+fn make_shard(
+    gathered: &Path,
+    workshop: &Path,
+    shard: Shard,
+    facts: &StoreMetadata,
+) -> Result<(StateDirectory, usize)> {
     let (store, router) = (LocalStore::default(), Router::new(facts.hash_method, shard.of));
     let keeps = |id| router.shard_of(id) == shard.number;
     let mut options = LoadOptions::default();
@@ -161,8 +173,9 @@ fn make_shard(gathered: &Path, workshop: &Path, shard: Shard, facts: &StoreMetad
     store.load(gathered, &options)?;
     let directory = workshop.join(directory_name(shard));
     let report = store.save(&directory, &SaveOptions::default())?;
-    StateDirectory::open(&directory, shard, Durability::Checkpoint)?.set_facts(facts)?;
-    Ok(report.rows)
+    let state = StateDirectory::open(&directory, shard, Durability::Checkpoint)?;
+    state.set_facts(facts)?;
+    Ok((state, report.rows))
 }
 
 /// Puts the new shards in the place of the old ones, and returns where those are then.

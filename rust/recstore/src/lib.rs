@@ -45,10 +45,10 @@ pub use calls::{
     TableRead, TableStatistics, TableUpdate,
 };
 pub use checkpoint::{
-    CheckpointFiles, Compression, Finding, FindingKind, Forgetting, Forgotten, HeldIds, IdsFound,
-    LoadOptions, LoadReport, Metadata, Progress, Pruned, Pruning, SERVER_STATE, SaveKind, SaveOptions,
-    SaveReport, Shard, Verified, check_checkpoint_directory, checkpoint_files, checkpoint_metadata,
-    checkpoint_snapshots, checkpoint_tables, commit as commit_snapshot, compact,
+    CheckpointFiles, Compression, Finding, FindingKind, Forgetting, Forgotten, HeldIds, IdsFound, KnownSaves,
+    LoadOptions, LoadReport, Metadata, Progress, Pruned, Pruning, SERVER_SAVES, SERVER_STATE, SaveKind,
+    SaveOptions, SaveReport, Shard, Verified, check_checkpoint_directory, checkpoint_files,
+    checkpoint_metadata, checkpoint_snapshots, checkpoint_tables, commit as commit_snapshot, compact,
     forget as forget_in_checkpoint, ids_in_checkpoint, new_snapshot_name, note_unfinished, remove_checkpoint,
     verify as verify_checkpoint,
 };

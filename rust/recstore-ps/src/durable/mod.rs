@@ -7,6 +7,7 @@ pub(crate) mod journal;
 pub(crate) mod left_out;
 pub(crate) mod log;
 pub(crate) mod moves;
+mod saves_file;
 pub(crate) mod state_directory;
 
 use std::fmt::Display;

@@ -6,7 +6,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use recstore::{Directory, FileKind, Result, remove_checkpoint};
+use recstore::{Directory, FileKind, Result, SERVER_SAVES, remove_checkpoint};
 use serde::{Deserialize, Serialize};
 
 use super::{NAME, directory_lock, in_file, unusable};
@@ -79,7 +79,7 @@ pub(crate) fn clear(data: &Directory) -> Result<()> {
         if kind == FileKind::Directory {
             let made = workshop.subdirectory(&name).map_err(in_file(workshop.path()))?;
             remove_checkpoint(made.path())?;
-            for own in [NAME, directory_lock::NAME] {
+            for own in [NAME, SERVER_SAVES, directory_lock::NAME] {
                 _ = made.remove_file(own);
             }
             // It stays where somebody else's files are in it.

@@ -6,15 +6,16 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use recstore::{Directory, Result, Shard, checkpoint_files, remove_checkpoint};
+use recstore::{Directory, KnownSaves, Result, Shard, checkpoint_files, remove_checkpoint};
 use serde::{Deserialize, Serialize};
 
 use super::directory_lock::DirectoryLock;
 use super::journal::{CHECKPOINT, LOG, in_log};
 use super::log::Log;
 use super::moves::{finish_moves, move_once};
+use super::saves_file::{self, Owner};
 use super::{MANIFEST, NAME, in_file, unusable};
 use crate::wire::replica_role::{ReplicaRole, Role, Run};
 use crate::wire::store_metadata::StoreMetadata;
@@ -106,6 +107,8 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 pub(crate) struct StateDirectory {
     lock: DirectoryLock,
     identity: Mutex<Identity>,
+    /// Held while the file of saves is written.
+    saves: Mutex<()>,
 }
 
 impl StateDirectory {
@@ -130,7 +133,7 @@ impl StateDirectory {
                 identity
             }
         };
-        let state = Self { lock, identity: Mutex::new(identity) };
+        let state = Self { lock, identity: Mutex::new(identity), saves: Mutex::default() };
         state.remove_discarded()?;
         state.finish_copy()?;
         // An older release may have left tables of both kinds.
@@ -197,6 +200,40 @@ impl StateDirectory {
 
     pub(crate) fn set_facts(&self, facts: &StoreMetadata) -> Result<()> {
         self.change(|identity| identity.facts = Some(facts.clone()))
+    }
+
+    /// Returns which shard the directory has.
+    pub(crate) fn shard(&self) -> Shard {
+        let Identity { shard: number, of, .. } = self.get();
+        Shard { number, of }
+    }
+
+    /// Returns which snapshots the store has saved and loaded, as far as the directory tells. One from before it told has no
+    /// file: then all that were made under its number so far count.
+    ///
+    /// # Errors
+    /// [`recstore::Error::Checkpoint`] names the file that is damaged.
+    pub(crate) fn known_saves(&self) -> Result<KnownSaves> {
+        if let Some(known) = saves_file::read(self.directory(), &self.owner())? {
+            return Ok(known);
+        }
+        let has_tables = kept_before(self.directory())? == Some(Durability::Wal);
+        Ok(KnownSaves::new(self.shard(), if has_tables { seconds_now() } else { 0 }))
+    }
+
+    /// Keeps which snapshots the store has saved and loaded, as `known` tells.
+    ///
+    /// # Errors
+    /// As `known`; [`recstore::Error::Checkpoint`] names the file that cannot be written.
+    pub(crate) fn keep_saves(&self, known: impl FnOnce() -> Result<KnownSaves>) -> Result<()> {
+        // Asked under the lock: what another thread was told earlier must not be written later.
+        let _writing = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
+        saves_file::write(self.directory(), self.owner(), known()?)
+    }
+
+    fn owner(&self) -> Owner {
+        let Identity { facts, shard, of, .. } = self.get();
+        Owner { store: facts.map(|facts| facts.store), shard, of }
     }
 
     /// Returns what the server was to its shard when it last ran.
@@ -458,6 +495,11 @@ fn kept_before(directory: &Directory) -> Result<Option<Durability>> {
         (false, true) => Ok(Some(Durability::Wal)),
         (false, false) => Ok(None),
     }
+}
+
+/// Returns the time in seconds since 1970.
+pub(crate) fn seconds_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn read(directory: &Directory) -> Result<Option<Identity>> {

@@ -4,6 +4,7 @@ mod bounds;
 mod clients;
 mod forgetting;
 mod publications;
+mod saving;
 mod standing;
 
 use std::hash::{BuildHasher, RandomState};
@@ -12,24 +13,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use recstore::{
-    Directory, EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, Result, SaveOptions,
-    SaveReport, Shard, Step, TableId, TableRead, TableUpdate, check_checkpoint_directory, commit_snapshot,
+    EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, Result, SaveOptions, SaveReport,
+    Shard, Step, TableId, TableRead, TableUpdate, check_checkpoint_directory,
 };
 
 use crate::durable::journal::Journal;
 use crate::durable::log::{Lag, Staged};
 use crate::durable::state_directory::{Durability, KeptState, StateDirectory};
 use crate::metrics::Metrics;
-use crate::router::Router;
 use crate::wire::codec::{
-    Answer, ClientId, Floats, Header, Kind, LoadShard, Managed, Management, MergedUpdate, Request, Rows,
-    SavePart, TableIds,
+    Answer, ClientId, Floats, Header, Kind, Managed, Management, MergedUpdate, Request, Rows, TableIds,
 };
 use crate::wire::replica_role::ReplicaRole;
 use crate::wire::store_metadata::StoreMetadata;
 use crate::workers::{Contribution, WorkerSync, Workers};
 use clients::{Clients, Connected};
 use publications::Publications;
+use saving::commit;
 pub(crate) use standing::{Progress, Stream, not_following};
 
 /// A store and who changed it.
@@ -114,6 +114,7 @@ impl Handler {
         }
         handler.facts = Mutex::new(state.facts());
         handler.take_standing(&state, kept.follows.as_ref())?;
+        handler.keep_saves(&state)?;
         handler.state = Some(state);
         Ok(handler)
     }
@@ -124,7 +125,7 @@ impl Handler {
     /// [`Error::Checkpoint`] names the file that cannot be used.
     pub(crate) fn take(&mut self, state: &StateDirectory) -> Result<()> {
         match state.durability() {
-            Durability::Wal => self.recover(state.directory()),
+            Durability::Wal => self.recover(state),
             Durability::Checkpoint if state.has_checkpoint() => {
                 self.store.load(state.path(), &LoadOptions::default()).map(drop)
             }
@@ -134,7 +135,10 @@ impl Handler {
     }
 
     /// Takes the tables that checkpoint and log have, and goes on with the log.
-    fn recover(&mut self, directory: &Directory) -> Result<()> {
+    fn recover(&mut self, state: &StateDirectory) -> Result<()> {
+        let directory = state.directory();
+        // First: what lies there tells whether the directory is a new one.
+        let saves = state.known_saves()?;
         // With a log no row is lost, so the clients go on with the tables that they opened.
         self.incarnation = AtomicU64::new(Journal::incarnation(directory)?);
         // Not by `make`, which would write it to the log again.
@@ -146,7 +150,7 @@ impl Handler {
             self.clients.remember(client, made.sequence, made.outcome);
         }
         self.journal = Some(journal);
-        Ok(())
+        self.store.in_process().map_or(Ok(()), |own| own.remember_saves(saves))
     }
 
     /// Keeps the tables, which are those of the directory, otherwise from here on.
@@ -159,7 +163,7 @@ impl Handler {
             }
             Durability::Wal => state
                 .switch(to, || {
-                    self.recover(state.directory())?;
+                    self.recover(state)?;
                     self.checkpoint_of(state)
                 })
                 .map(drop)?,
@@ -322,7 +326,8 @@ impl Handler {
                 // A run of its own: the log cannot tell of rows that are loaded, so those who follow copy
                 // them.
                 let begin = |first| self.state.as_ref().map_or(Ok(()), |state| state.begin_run(first, true));
-                journal.replace(&*self.store, &self.workers, begin, carry_out).map(|(answer, _)| answer)
+                let (answer, _) = journal.replace(&*self.store, &self.workers, begin, carry_out)?;
+                self.state.as_ref().map_or(Ok(()), |state| self.keep_saves(state)).map(|()| answer)
             }
             Some(journal) if request.alters() => journal.change(client, sequence, request, staged, carry_out),
             _ => carry_out(),
@@ -501,30 +506,6 @@ impl Handler {
             .into_iter()
             .try_for_each(|_| self.update(&[MergedUpdate { table, step, ids: &[], sums: &[] }], 1).map(drop))
     }
-
-    fn save_part(&self, part: &SavePart) -> Result<recstore::SaveReport> {
-        let mut options = save_options(part);
-        // With a log it comes back with all rows.
-        options.writer = self.journal.as_ref().and_then(|_| self.facts()).map(|facts| facts.store);
-        self.store
-            .needs_process("save", "the servers are the shards of a snapshot: save all of them together")?
-            .save_part(&part.directory, &part.snapshot, part.shard, &options)
-    }
-
-    /// Several servers share the rows; the first one has the tables' counts.
-    fn load(&self, load: &LoadShard) -> Result<recstore::LoadReport> {
-        let router = Router::new(load.hash_method, load.shard.of);
-        let keeps = |id| router.shard_of(id) == load.shard.number;
-        let mut options = LoadOptions::default();
-        if load.shard.of > 1 {
-            options.keeps = Some(&keeps);
-        }
-        options.shard = Some(load.shard);
-        options.without_counts = load.shard.number > 0;
-        options.tables = load.tables.as_ref();
-        options.snapshot = load.snapshot.as_deref();
-        self.store.load(&load.directory, &options)
-    }
 }
 
 /// Returns how a server saves to the directory of its own.
@@ -552,18 +533,4 @@ fn described(table: &dyn EmbeddingTable) -> Result<Managed> {
     let found = table.describe()?;
     let (name, slots) = (found.name, found.slots);
     Ok(Managed::Description { name, dim: found.config.dim, config: Box::new(found.config), slots })
-}
-
-fn commit(part: &SavePart) -> Result<()> {
-    commit_snapshot(&part.directory, &part.snapshot, part.shard.of, &save_options(part)).map(drop)
-}
-
-fn save_options(part: &SavePart) -> SaveOptions<'static> {
-    let mut options = SaveOptions::default();
-    options.kind = part.kind;
-    options.keep = part.keep;
-    options.metadata = part.metadata.clone();
-    options.compression = part.compression.into();
-    options.replace = part.replace;
-    options
 }

@@ -133,6 +133,7 @@ impl Handler {
         };
         let leading =
             ReplicaRole { role: Role::Leader, epoch: standing.epoch.checked_add(1).ok_or_else(beyond)? };
+        self.take_over_saves(state)?;
         state.begin_run(last + 1, false)?;
         state.set_standing(&leading)?;
         // Clients repeat changes that they sent to the old leader: those in its log are answered and not made
@@ -255,7 +256,8 @@ impl Handler {
     /// Puts the copy that was made in the place of all tables here.
     pub(crate) fn take_copy(&self) -> Result<()> {
         let (state, journal) = self.kept_with_log("follow")?;
-        journal.restart(&*self.store, &self.workers, || state.take_copy())
+        journal.restart(&*self.store, &self.workers, || state.take_copy())?;
+        self.take_copied_saves(state)
     }
 
     /// Returns what is known of the servers that follow this one, and the number of the last change that was acknowledged.

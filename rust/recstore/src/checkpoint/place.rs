@@ -12,8 +12,12 @@ use crate::config::check_local_path;
 /// The file by which a server's directory is known.
 pub const SERVER_STATE: &str = "recstore-shard.json";
 
+/// The file in which a server keeps which snapshots its store has saved and loaded.
+pub const SERVER_SAVES: &str = "saves.json";
+
 /// What the directory of a server has beside a checkpoint.
-pub(super) const SERVER_FILES: [&str; 5] = [SERVER_STATE, "lock", "incarnation", "checkpoint", "log"];
+pub(super) const SERVER_FILES: [&str; 6] =
+    [SERVER_STATE, SERVER_SAVES, "lock", "incarnation", "checkpoint", "log"];
 
 /// Checks that a server expects nothing of its own in a directory, whatever links lead there: the directory lies in none
 /// of a server, and no server's lies in it.

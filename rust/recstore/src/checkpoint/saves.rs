@@ -9,9 +9,10 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::files::{name_of, refused};
+use super::known_saves::{KnownLineage, KnownSaves, MAX_KNOWN};
 use super::lineage::{HeldSave, Lineage, MAX_HELD};
 use super::load::Loaded;
-use super::manifest::Manifest;
+use super::manifest::{Manifest, Snapshot};
 use super::options::{LoadOptions, SaveOptions, Shard};
 use crate::Result;
 use crate::disk::Directory;
@@ -88,17 +89,26 @@ pub(crate) struct Saves {
     /// The share of the rows that the store has of them, beside the other stores that save with it; all without it.
     share: Option<Shard>,
     last: Option<SaveId>,
-    /// All of them, and those that were held by the stores which saved what was loaded.
-    all: BTreeSet<String>,
+    /// All of them, and those that were held by the stores which saved what was loaded; the last one last.
+    all: Vec<String>,
     /// The lineages that it was part of itself.
     lineages: BTreeSet<String>,
     /// The last save of each lineage, the last one last.
     held: Vec<HeldSave>,
+    /// Until when, in seconds since 1970, a snapshot with the store's number counts as its own though it is not among these;
+    /// always of a store that was given no [`KnownSaves`].
+    number_counts_until: Option<u64>,
 }
 
 /// Those of a store that has none.
-static NONE: Saves =
-    Saves { share: None, last: None, all: BTreeSet::new(), lineages: BTreeSet::new(), held: Vec::new() };
+static NONE: Saves = Saves {
+    share: None,
+    last: None,
+    all: Vec::new(),
+    lineages: BTreeSet::new(),
+    held: Vec::new(),
+    number_counts_until: Some(0),
+};
 
 impl Saves {
     /// Returns what a store has of them that saves all rows, or as one of several stores its share: one that has another share
@@ -121,7 +131,7 @@ impl Saves {
     pub(crate) fn note_load(&mut self, loaded: &Loaded, options: &LoadOptions<'_>) {
         let share = match (options.keeps, options.shard) {
             // Nobody can say who has the other rows.
-            (Some(_), None) => return *self = Self::default(),
+            (Some(_), None) => return *self = self.emptied(None),
             (Some(_), Some(shard)) => share_of(shard),
             (None, _) => None,
         };
@@ -134,15 +144,19 @@ impl Saves {
     /// Has a share from now on. With another one than before the store has nothing of what it saved or loaded then.
     fn take_share(&mut self, share: Option<Shard>) {
         if self.share != share {
-            *self = Self { share, ..Self::default() };
+            *self = self.emptied(share);
         }
+    }
+
+    fn emptied(&self, share: Option<Shard>) -> Self {
+        Self { share, number_counts_until: self.number_counts_until, ..Self::default() }
     }
 
     /// Notes that the store holds its share of what was saved or loaded as `save`, of this lineage.
     pub(super) fn note(&mut self, save: SaveId, lineage: &Lineage, share: Option<Shard>) {
         self.take_share(share);
         self.last = Some(save);
-        self.all.insert(name_of(save));
+        self.know(name_of(save));
         self.lineages.insert(lineage.id.clone());
         for held in &lineage.held {
             self.hold(held.clone());
@@ -151,9 +165,48 @@ impl Saves {
     }
 
     fn hold(&mut self, held: HeldSave) {
-        self.all.insert(held.save.clone());
+        self.know(held.save.clone());
         self.held.retain(|before| before.lineage != held.lineage);
         self.held.push(held);
+    }
+
+    fn know(&mut self, save: String) {
+        if !self.all.contains(&save) {
+            self.all.push(save);
+        }
+    }
+
+    /// Returns what a store needs to be given when it comes back with its rows.
+    pub(crate) fn known(&self) -> KnownSaves {
+        let last = |count: usize| count.saturating_sub(MAX_KNOWN);
+        let known = |held: &HeldSave| KnownLineage {
+            lineage: held.lineage.clone(),
+            save: held.save.clone(),
+            is_own: self.lineages.contains(&held.lineage),
+        };
+        KnownSaves {
+            share: self.share.map(|Shard { number, of }| (number, of)),
+            saves: self.all[last(self.all.len())..].to_vec(),
+            lineages: self.held[last(self.held.len())..].iter().map(known).collect(),
+            number_counts_until: self.number_counts_until.unwrap_or(0),
+        }
+    }
+
+    /// Takes back what the store knew, behind the load of the rows that it had.
+    pub(crate) fn remember(&mut self, known: KnownSaves) {
+        // What came with the rows and is not known was loaded last: the process ended before it could tell.
+        let is_new = |held: &&HeldSave| known.lineages.iter().all(|known| known.lineage != held.lineage);
+        self.lineages.extend(self.held.iter().filter(is_new).map(|held| held.lineage.clone()));
+        self.share = known.share.map(|(number, of)| Shard { number, of });
+        self.number_counts_until = Some(known.number_counts_until);
+        let with_rows = std::mem::replace(&mut self.all, known.saves);
+        with_rows.into_iter().for_each(|save| self.know(save));
+        for KnownLineage { lineage, save, is_own } in known.lineages {
+            if is_own {
+                self.lineages.insert(lineage.clone());
+            }
+            self.hold(HeldSave { lineage, save });
+        }
     }
 
     /// Returns what the store says of itself when it saves to a directory.
@@ -168,12 +221,12 @@ impl Saves {
         options: &SaveOptions<'_>,
     ) -> Result<Claim> {
         let (newest, writer) = (manifest.snapshots.last(), options.writer.as_ref());
-        let wrote = |lineage: &Lineage| writer.is_some_and(|writer| lineage.writers.contains(writer));
-        let has = |lineage: &Lineage| self.all.contains(&lineage.save) || wrote(lineage);
         // Nobody else saves to the directory of a server.
-        let follows = newest.is_some_and(|newest| options.by_its_server || has(&newest.lineage));
+        let follows = newest.is_some_and(|newest| {
+            options.by_its_server || self.has(&newest.lineage) || self.wrote(newest, writer)
+        });
         if let Some(newest) = newest.filter(|_| !follows && !options.replace) {
-            self.check_not_overtaken(manifest, directory, &newest.id)?;
+            self.check_not_overtaken(manifest, directory, (newest, writer))?;
         }
         let claim = Claim {
             follows,
@@ -184,16 +237,47 @@ impl Saves {
         Ok(claim)
     }
 
-    fn check_not_overtaken(&self, manifest: &Manifest, directory: &Directory, newest: &str) -> Result<()> {
+    fn has(&self, lineage: &Lineage) -> bool {
+        self.all.contains(&lineage.save)
+    }
+
+    /// Whether the store made a snapshot that it does not know, as of a time from which it knows none.
+    fn wrote(&self, snapshot: &Snapshot, writer: Option<&String>) -> bool {
+        has_number(snapshot, writer) && self.number_counts_until.is_none_or(|until| snapshot.created <= until)
+    }
+
+    fn check_not_overtaken(
+        &self,
+        manifest: &Manifest,
+        directory: &Directory,
+        (newest, writer): (&Snapshot, Option<&String>),
+    ) -> Result<()> {
         let is_here =
             |held: &&HeldSave| self.lineages.contains(&held.lineage) && manifest.has_had(&held.lineage);
-        let Some(own) = self.held.iter().rfind(is_here) else { return Ok(()) };
+        let held = self.held.iter().rfind(is_here).map(|held| &held.save);
+        let written = || manifest.snapshots.iter().rfind(|snapshot| self.wrote(snapshot, writer));
+        let own = held.or_else(|| written().map(|snapshot| &snapshot.lineage.save));
+        let (who, since) = match (has_number(newest, writer), own) {
+            (false, None) => return Ok(()),
+            (false, Some(own)) => {
+                ("another store has saved", format!(", since this one saved or loaded {own}"))
+            }
+            (true, own) => (
+                "a copy of this store, with the same number, has saved",
+                own.map_or(String::new(), |own| format!(", since this one saved or loaded {own}")),
+            ),
+        };
         let message = format!(
-            "another store has saved the newest snapshot here, {newest}, since this one saved or loaded {}: save elsewhere, load the newest one before training, or drop what is here (replace=True)",
-            own.save
+            "{who} the newest snapshot here, {}{since}: save elsewhere, load the newest one before training, or drop what is here (replace=True)",
+            newest.id
         );
         Err(refused(directory.path(), message))
     }
+}
+
+/// Whether a snapshot was saved under the number of a store, which copies of its rows have too.
+fn has_number(snapshot: &Snapshot, writer: Option<&String>) -> bool {
+    writer.is_some_and(|writer| snapshot.lineage.writers.contains(writer))
 }
 
 /// Returns the share of a shard: one of one has all rows.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::embedding_table::EmbeddingTable;
 use crate::calls::{ChangedRows, OptimizerState, StoreMemory, TableId, TableRead, TableUpdate};
-use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
+use crate::checkpoint::{KnownSaves, LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
 use crate::config::TableConfig;
 use crate::rows::pooling::BagInput;
 use crate::table::CutRows;
@@ -167,6 +167,19 @@ pub trait InProcessStore: EmbeddingStore {
         shard: Shard,
         options: &SaveOptions<'_>,
     ) -> Result<SaveReport>;
+
+    /// Returns which snapshots the store has saved and loaded, for [`InProcessStore::remember_saves`].
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::save`], in the child of a process that was saving or loading when it was forked.
+    fn known_saves(&self) -> Result<KnownSaves>;
+
+    /// Gives the store what it knew of its saves when it had these rows before. From then on the number of
+    /// [`SaveOptions::writer`] counts for older snapshots only.
+    ///
+    /// # Errors
+    /// As [`InProcessStore::known_saves`].
+    fn remember_saves(&self, known: KnownSaves) -> Result<()>;
 }
 
 /// The changes of tables for those who follow them.

@@ -11,7 +11,9 @@ use super::local_table::LocalTable;
 use super::save_lock::SaveLock;
 use super::tables::Tables;
 use crate::calls::{ChangedRows, OptimizerState, StoreMemory, TableId, TableRead, TableUpdate};
-use crate::checkpoint::{self, LoadOptions, LoadReport, LoadingStore, SaveOptions, SaveReport, Saves, Shard};
+use crate::checkpoint::{
+    self, KnownSaves, LoadOptions, LoadReport, LoadingStore, SaveOptions, SaveReport, Saves, Shard,
+};
 use crate::config::TableConfig;
 use crate::kernel::parallel::{Executor, ReservedCores};
 use crate::kernel::simd::{Simd, SimdLevel};
@@ -300,6 +302,14 @@ impl InProcessStore for LocalStore {
         let mut saves = self.lock_to_save(directory)?;
         let _besides = self.executor.besides();
         checkpoint::save_part(&|cut| self.with_all(cut), &mut saves, directory, (snapshot, shard), options)
+    }
+
+    fn known_saves(&self) -> Result<KnownSaves> {
+        self.lock_saves(Path::new("")).map(|saves| saves.known())
+    }
+
+    fn remember_saves(&self, known: KnownSaves) -> Result<()> {
+        self.lock_saves(Path::new("")).map(|mut saves| saves.remember(known))
     }
 }
 

@@ -72,9 +72,15 @@ impl TableProgress {
             ("rejections", self.rejections),
             ("evictions", self.evictions),
         ];
-        match counts.into_iter().find(|(_, count)| *count > MAX_STEP) {
-            Some((name, count)) => Err(format!("{name} must be at most 2^53, got {count}")),
-            None => Ok(()),
+        let began = self.sweep.map(|sweep| ("sweep.began", sweep.began));
+        if let Some((name, count)) = counts.into_iter().chain(began).find(|(_, count)| *count > MAX_STEP) {
+            return Err(format!("{name} must be at most 2^53, got {count}"));
+        }
+        match self.sweep {
+            Some(SweepSteps { began, leaves }) if leaves <= began => {
+                Err(format!("sweep.leaves must be beyond sweep.began, {began}, got {leaves}"))
+            }
+            _ => Ok(()),
         }
     }
 
