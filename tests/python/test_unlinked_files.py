@@ -156,7 +156,7 @@ FOREIGN = ("0123456789abcdef-000-t.safetensors", "0123456789abcdef-unfinished.js
 """Files of other programs, some of which look like those of a save."""
 
 OWN = re.compile(
-    r"\.lock|lock|(manifest|recstore-shard)\.(json|new)|moves\.(json|new)|[0-9a-f]{16}\.log|"
+    r"\.lock|lock|(manifest|recstore-shard|recstore-saves)\.(json|new)|moves\.(json|new)|[0-9a-f]{16}\.log|"
     r"[0-9a-f]{16}(-\S+)?-unfinished\.(json|new)"
 )
 """What has a name that only the store gives, in a directory that is its own."""

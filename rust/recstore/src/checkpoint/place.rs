@@ -13,7 +13,7 @@ use crate::config::check_local_path;
 pub const SERVER_STATE: &str = "recstore-shard.json";
 
 /// The file in which a server keeps which snapshots its store has saved and loaded.
-pub const SERVER_SAVES: &str = "saves.json";
+pub const SERVER_SAVES: &str = "recstore-saves.json";
 
 /// What the directory of a server has beside a checkpoint.
 pub(super) const SERVER_FILES: [&str; 6] =

@@ -194,9 +194,12 @@ impl Saves {
 
     /// Takes back what the store knew, behind the load of the rows that it had.
     pub(crate) fn remember(&mut self, known: KnownSaves) {
-        // What came with the rows and is not known was loaded last: the process ended before it could tell.
-        let is_new = |held: &&HeldSave| known.lineages.iter().all(|known| known.lineage != held.lineage);
-        self.lineages.extend(self.held.iter().filter(is_new).map(|held| held.lineage.clone()));
+        // What came with the rows and is not known came later: the process ended before it could tell, or did not tell.
+        let is_known = |save: &String| {
+            known.saves.contains(save) || known.lineages.iter().any(|last| last.save == *save)
+        };
+        self.held.retain(|held| !is_known(&held.save));
+        let later = std::mem::take(&mut self.held);
         self.share = known.share.map(|(number, of)| Shard { number, of });
         self.number_counts_until = Some(known.number_counts_until);
         let with_rows = std::mem::replace(&mut self.all, known.saves);
@@ -207,6 +210,8 @@ impl Saves {
             }
             self.hold(HeldSave { lineage, save });
         }
+        self.lineages.extend(later.iter().map(|held| held.lineage.clone()));
+        later.into_iter().for_each(|held| self.hold(held));
     }
 
     /// Returns what the store says of itself when it saves to a directory.
