@@ -473,12 +473,19 @@ fn figures_and_names_outside_the_format_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     full(&filled(3), directory.path()).unwrap();
     let whole = manifest(directory.path());
-    let changes: [ChangeOfManifest; 13] = [
+    let changes: [ChangeOfManifest; 15] = [
         ("step must be at most 2^53, got 9007199254740993", |all| {
             all["snapshots"][0]["tables"][0]["progress"]["step"] = json!((1_u64 << 53) + 1);
         }),
         ("updates must be at most 2^53, got 18446744073709551615", |all| {
             all["snapshots"][0]["tables"][0]["progress"]["updates"] = json!(u64::MAX);
+        }),
+        ("table \"t\": sweep.began must be at most 2^53, got 9007199254740993", |all| {
+            let sweep = json!({"began": (1_u64 << 53) + 1, "leaves": u64::MAX});
+            all["snapshots"][0]["tables"][0]["progress"]["sweep"] = sweep;
+        }),
+        ("table \"t\": sweep.leaves must be beyond sweep.began, 4, got 4", |all| {
+            all["snapshots"][0]["tables"][0]["progress"]["sweep"] = json!({"began": 4, "leaves": 4});
         }),
         ("there are two snapshots", |all| {
             let first = all["snapshots"][0].clone();
