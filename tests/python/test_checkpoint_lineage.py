@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -195,3 +196,45 @@ def test_servers_with_a_log_are_the_same_store_after_a_crash(tmp_path: Path) -> 
             for shard in range(2):
                 processes.kill_and_start_again(shard)
     assert rows_in(backup) == 300
+
+
+def refusal(place: object, *servers: str) -> str:
+    """Runs a job whose save is refused, and returns why."""
+    ended = WarmProgram(JOB, place, 0, 5, "new", *servers, splits=True).ended()
+    assert ended.returncode == 1, ended
+    return ended.stderr.splitlines()[-1]
+
+
+def test_servers_with_a_log_know_after_a_crash_that_they_were_overtaken(tmp_path: Path) -> None:
+    backup, options = tmp_path / "backup", ("--data", str(tmp_path / "data"), "--durability", "wal")
+    with ServerProcesses(tmp_path, 2, *options) as processes:
+        own, _ = job(backup, 0, 100, "new", *processes.addresses)
+        newest, _ = job(backup, 100, 1, "load")
+        for _ in range(2):
+            assert re.search(OVERTAKEN.format(newest=newest, own=own), refusal(backup, *processes.addresses))
+            for shard in range(2):
+                processes.kill_and_start_again(shard)
+    assert rows_in(backup) == 101
+
+
+def test_copies_of_a_servers_directory_drop_nothing_of_one_another(tmp_path: Path) -> None:
+    backup, data, copy = tmp_path / "backup", tmp_path / "data", tmp_path / "copy"
+    with ServerProcesses(tmp_path, 2, "--data", str(data), "--durability", "wal") as processes:
+        own, _ = job(backup, 0, 100, "new", *processes.addresses)
+        shutil.copytree(data, copy)
+        newest, _ = job(backup, 100, 1, "new", *processes.addresses)
+        with ServerProcesses(tmp_path, 2, "--data", str(copy), "--durability", "wal") as clone:
+            expected = (
+                f"a copy of this store, with the same number, has saved the newest snapshot here, {newest}, since this "
+                f"one saved or loaded {own}: save elsewhere"
+            )
+            assert expected in refusal(backup, *clone.addresses)
+            assert job(backup, 101, 1, "new", *processes.addresses)[1] == "None"
+            newest, kept = job(backup, 0, 1, "load", *clone.addresses)
+            assert kept == "None"
+        assert f"has saved the newest snapshot here, {newest}" in refusal(backup, *processes.addresses)
+    shutil.rmtree(data)
+    shutil.copytree(copy, data)
+    with ServerProcesses(tmp_path, 2, "--data", str(data), "--durability", "wal") as restored:
+        assert job(backup, 0, 1, "new", *restored.addresses)[1] == "None"
+    assert rows_in(backup) == 102

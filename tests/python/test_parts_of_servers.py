@@ -159,10 +159,27 @@ def test_a_flipped_bit_in_the_last_record_of_a_log_is_told(tmp_path: Path, table
             assert 0 < left_out < len(whole)
             servers.set_ps_backend("embedded")
             told = again.logged
+            # Before the first checkpoint too.
+            place = data / "shard-0-of-1"
+            for directory in (place, place / "checkpoint"):
+                early = json.loads(run_recstore("inspect", directory, "--format", "json").stdout)
+                assert (early["left_out"]["file"], early["left_out"]["bytes"]) == (log.name, left_out)
+                assert (early["snapshots"], early["tables"]) == ([], [])
+                shown = run_recstore("inspect", directory).stdout
+                assert f"no checkpoint yet in {place / 'checkpoint'}: the rows are in the log" in shown
+                assert f"the last {left_out:.0f} bytes of the log's file {log.name}" in shown
+            missing = run_recstore("inspect", place, "--table", "t")
+            assert (missing.returncode, missing.stderr) == (
+                2,
+                'recstore: the checkpoint has no table "t"; it has no tables\n',
+            )
             again.stop()
     for expected in ("left out the end of the log", str(log), f"bytes={left_out:.0f}"):
         assert expected in told, told
-    place = data / "shard-0-of-1" / "checkpoint"
-    found = json.loads(run_recstore("inspect", place, "--format", "json").stdout)["left_out"]
-    assert (found["file"], found["bytes"]) == (log.name, left_out)
-    assert f"the last {left_out:.0f} bytes of the log's file {log.name}" in run_recstore("inspect", place).stdout
+    for directory in (place, place / "checkpoint"):
+        found = json.loads(run_recstore("inspect", directory, "--format", "json").stdout)
+        assert (found["left_out"]["file"], found["left_out"]["bytes"]) == (log.name, left_out)
+        assert len(found["snapshots"]) == 1
+        assert (
+            f"the last {left_out:.0f} bytes of the log's file {log.name}" in run_recstore("inspect", directory).stdout
+        )

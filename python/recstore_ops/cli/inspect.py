@@ -108,12 +108,16 @@ def _print(report: CheckpointReport, in_full: bool, slots: bool) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDE)
-    console.print(_snapshots_grid(report))
-    newest = report.snapshots[-1]
-    if newest.metadata is not None:
-        console.print(f"metadata: {json.dumps(newest.metadata)}", markup=False, highlight=False)
+    if report.snapshots:
+        console.print(_snapshots_grid(report))
+        if (metadata := report.snapshots[-1].metadata) is not None:
+            console.print(f"metadata: {json.dumps(metadata)}", markup=False, highlight=False)
+    else:
+        console.print(f"no checkpoint yet in {report.path}: the rows are in the log", markup=False, highlight=False)
     if report.left_out is not None:
         console.print(_left_out_line(report.left_out), markup=False, highlight=False)
+    if not report.snapshots:
+        return
     console.print()
     console.print(_tables_grid(list(report.tables.values())))
     for saved in report.tables.values():

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from os import PathLike
+from os.path import isdir, join, lexists
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from recstore_ops.servers.choosing import embedded_for
 from recstore_ops.table.checks import as_ids
 from recstore_ops.table.table import Table
 
+_MANIFEST = "manifest.json"
 _ROWS_PER_CHUNK = 1 << 16
 
 
@@ -71,7 +73,8 @@ class CheckpointReport:
 
     Attributes:
         path: the directory.
-        snapshots: all of its snapshots, the oldest first.
+        snapshots: all of its snapshots, the oldest first. There is none before the first checkpoint of a server whose
+            start left out the end of its log.
         tables: the tables of the newest, by name; or the one that was asked for.
         left_out: the end of a server's log that a start left out, damaged or cut short by a crash; else `None`. It has
             the `file`, the `start` and the `bytes` there, a `message`, and the time in `seconds` of Unix time.
@@ -104,7 +107,7 @@ def inspect_checkpoint(
     are not needed.
 
     Args:
-        path: the directory of a checkpoint.
+        path: the directory of a checkpoint or of a server.
         table: the only table to describe; all by default.
         ids: int64: whose rows to show. They need `table`, unless the snapshot has only one.
 
@@ -114,13 +117,25 @@ def inspect_checkpoint(
         RuntimeError: as `recstore_ops.checkpoint.load`.
         TypeError, IndexError: as `recstore_ops.inspect_table`.
     """
-    directory, asked = checked_directory(path, "inspect_checkpoint"), None if ids is None else as_ids(ids)
+    directory = _with_checkpoint(checked_directory(path, "inspect_checkpoint"))
+    asked = None if ids is None else as_ids(ids)
+    left_out = _native.left_out_of_log(directory)
+    # All that there is to tell before a server's first checkpoint.
+    if left_out is not None and not lexists(join(directory, _MANIFEST)):
+        _chosen([], table, asked is not None)
+        return CheckpointReport(Path(directory), [], {}, left_out)
     with embedded_for("inspect_checkpoint"), _loaded(directory) as (snapshots, found):
         chosen = _chosen(sorted(found.tables), table, asked is not None)
         chain = _chain(snapshots)
         tables = {name: _inspect_table(name, _parts(chain, name), asked) for name in chosen}
-    left_out = _native.left_out_of_log(directory)
     return CheckpointReport(Path(directory), [_inspect_snapshot(snapshot) for snapshot in snapshots], tables, left_out)
+
+
+def _with_checkpoint(path: str) -> str:
+    """The directory with the checkpoint of a server that has a log; any other directory as it is."""
+    within = join(path, "checkpoint")
+    has_log = _native.is_server_directory(path) and not lexists(join(path, _MANIFEST)) and isdir(within)
+    return within if has_log else path
 
 
 @contextmanager

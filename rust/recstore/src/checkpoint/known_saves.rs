@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::files::save_id;
-use super::options::Shard;
-use super::saves::share_of;
+use super::options::{Shard, share_of};
 
 /// How many snapshots, and how many lineages, are remembered: the last ones.
 pub(super) const MAX_KNOWN: usize = 1024;

@@ -43,6 +43,11 @@ impl Shard {
     }
 }
 
+/// Returns the share of a shard: one of one has all rows.
+pub(super) fn share_of(shard: Shard) -> Option<Shard> {
+    Some(shard).filter(|shard| shard.of > 1)
+}
+
 /// How to save.
 #[derive(Clone, Default)]
 #[non_exhaustive]

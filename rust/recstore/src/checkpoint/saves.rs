@@ -13,7 +13,7 @@ use super::known_saves::{KnownLineage, KnownSaves, MAX_KNOWN};
 use super::lineage::{HeldSave, Lineage, MAX_HELD};
 use super::load::Loaded;
 use super::manifest::{Manifest, Snapshot};
-use super::options::{LoadOptions, SaveOptions, Shard};
+use super::options::{LoadOptions, SaveOptions, Shard, share_of};
 use crate::Result;
 use crate::disk::Directory;
 use crate::table::SaveId;
@@ -283,9 +283,4 @@ impl Saves {
 /// Whether a snapshot was saved under the number of a store, which copies of its rows have too.
 fn has_number(snapshot: &Snapshot, writer: Option<&String>) -> bool {
     writer.is_some_and(|writer| snapshot.lineage.writers.contains(writer))
-}
-
-/// Returns the share of a shard: one of one has all rows.
-pub(super) fn share_of(shard: Shard) -> Option<Shard> {
-    Some(shard).filter(|shard| shard.of > 1)
 }
