@@ -225,7 +225,7 @@ def test_copies_of_a_servers_directory_drop_nothing_of_one_another(tmp_path: Pat
         newest, _ = job(backup, 100, 1, "new", *processes.addresses)
         with ServerProcesses(tmp_path, 2, "--data", str(copy), "--durability", "wal") as clone:
             expected = (
-                f"a copy of this store, with the same number, has saved the newest snapshot here, {newest}, since this "
+                f"a later state or a copy of this store has saved the newest snapshot here, {newest}, since this "
                 f"one saved or loaded {own}: save elsewhere"
             )
             assert expected in refusal(backup, *clone.addresses)

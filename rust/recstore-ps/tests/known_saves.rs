@@ -174,7 +174,7 @@ fn overtaken(newest: &str, own: &str) -> String {
 fn copied(newest: &str, own: Option<&str>) -> String {
     let since = own.map_or(String::new(), |own| format!(", since this one saved or loaded {own}"));
     format!(
-        "a copy of this store, with the same number, has saved the newest snapshot here, {newest}{since}{WAYS_OUT}"
+        "a later state or a copy of this store has saved the newest snapshot here, {newest}{since}{WAYS_OUT}"
     )
 }
 
@@ -376,7 +376,7 @@ fn a_promoted_follower_goes_on_with_the_snapshots_of_its_leader() {
     assert!(
         old.save(&place)
             .unwrap_err()
-            .contains(&format!("the same number, has saved the newest snapshot here, {newest}"))
+            .contains(&format!("a copy of this store has saved the newest snapshot here, {newest}"))
     );
     goes_on(save(&follower));
     follower.stop(Duration::from_secs(5));
@@ -642,7 +642,7 @@ impl Model {
                 assert!(!replace && !has(&known.snapshots), "locked out of its own: {refused}");
                 let named = newest.as_ref().is_some_and(|newest| refused.contains(newest));
                 assert!(named && manifest(place) == before, "{refused}");
-                let is_copy = refused.contains("a copy of this store, with the same number");
+                let is_copy = refused.contains("a later state or a copy of this store");
                 assert_eq!(
                     is_copy,
                     newest.is_some_and(|newest| self.numbered.contains(&newest)),

@@ -268,7 +268,7 @@ impl Saves {
                 ("another store has saved", format!(", since this one saved or loaded {own}"))
             }
             (true, own) => (
-                "a copy of this store, with the same number, has saved",
+                "a later state or a copy of this store has saved",
                 own.map_or(String::new(), |own| format!(", since this one saved or loaded {own}")),
             ),
         };
