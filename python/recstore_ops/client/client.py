@@ -390,7 +390,9 @@ def table_statistics(name: str) -> dict[str, Any]:
         and `candidates` (ids without a row that `admission` counts one by one). `shared_rows` (rows in memory that ids
         without their own share), and `refusals` of values that were not finite. `step`, `learning_rate`, and
         `learning_rate_was_set` by hand. The memory: `bytes`, the sum of `row_bytes` (weights), `slot_bytes` (the
-        optimizer's), `index_bytes` (the id map) and `free_bytes` (records without a row); and the `memory_limit`. If
+        optimizer's), `index_bytes` (the id map) and `free_bytes` (records without a row); and the `memory_limit`. How
+        ids are found: `linear_ids` (consecutive ones, rows made in their order) by number alone, `array_ids` (others
+        that lie close together) in an array, and `hash_ids` (the rest) by a hash. If
         `eviction` has a `capacity`: `capacity_share`, the rows that a sweep leaves on one server or rank. If the
         optimizer has `catch_up`: `idle_kept`, a fraction and an exponent of two, the part of a weight without
         gradients that the steps left. With a `disk`: `disk_bytes` of its file, `resident_rows` in memory,

@@ -169,6 +169,9 @@ fn statistics_of(py: Python<'_>, table: i64) -> PyResult<Option<Bound<'_, PyDict
         ("rows_fetched", found.memory.rows_fetched),
         ("rows_spilled", found.memory.rows_spilled),
         ("disk_nanoseconds", found.memory.disk_nanoseconds),
+        ("linear_ids", found.memory.linear_ids),
+        ("array_ids", found.memory.array_ids),
+        ("hash_ids", found.memory.hash_ids),
     ] {
         statistics.set_item(name, bytes)?;
     }

@@ -167,6 +167,15 @@ pub struct MemoryUse {
     pub rows_spilled: u64,
     /// The time that calls spent on moving rows between memory and disk, in nanoseconds.
     pub disk_nanoseconds: u64,
+    /// The ids found by their page alone: consecutive ones whose rows were made in the same order.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub linear_ids: u64,
+    /// The ids that lie close together, found in an array of four bytes an id.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub array_ids: u64,
+    /// All others, found in a hash map.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub hash_ids: u64,
 }
 
 impl MemoryUse {
@@ -182,6 +191,9 @@ impl MemoryUse {
         self.rows_fetched += other.rows_fetched;
         self.rows_spilled += other.rows_spilled;
         self.disk_nanoseconds += other.disk_nanoseconds;
+        self.linear_ids += other.linear_ids;
+        self.array_ids += other.array_ids;
+        self.hash_ids += other.hash_ids;
     }
 
     /// Returns all bytes of memory.

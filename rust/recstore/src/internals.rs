@@ -10,8 +10,9 @@ pub struct IdMap(table::IdMap);
 impl IdMap {
     /// Gives each of `ids`, which are new and distinct, the next index.
     pub fn insert(&mut self, ids: &[i64]) {
-        let first = self.0.len() as u32;
-        self.0.insert_each(ids, (first..).map(RowIndex));
+        let indices: Vec<RowIndex> = (self.0.len() as u32..).map(RowIndex).take(ids.len()).collect();
+        self.0.insert_each(ids, &indices);
+        self.0.gather(usize::MAX);
     }
 
     /// Writes the index of each id to `indices`, `u32::MAX` for one that is not there.

@@ -7,7 +7,7 @@ use crate::Result;
 use crate::calls::MemoryUse;
 use crate::kernel::cache::{Cache, prefetch};
 use crate::kernel::simd::{Lanes, ScalarLanes};
-use crate::table::{BEHIND, Bucket, IdMap, NO_INDEX, RowIndex};
+use crate::table::{BEHIND, Bucket, IdLines, NO_INDEX, RowIndex};
 
 /// The place of an id whose row went. Others are less than it.
 const GONE: RowIndex = RowIndex(BEHIND - 1);
@@ -16,7 +16,7 @@ const GONE: RowIndex = RowIndex(BEHIND - 1);
 #[derive(Debug, Default)]
 pub(super) struct Changed {
     /// The place of each id's row among `rows`.
-    places: IdMap,
+    places: IdLines,
     rows: Vec<u8>,
     /// Places of rows that went.
     free: Vec<RowIndex>,
@@ -131,7 +131,7 @@ impl Changed {
 
 impl Clone for Changed {
     fn clone(&self) -> Self {
-        let mut places = IdMap::default();
+        let mut places = IdLines::default();
         places.reserve(self.places.len());
         self.places.entries().for_each(|(id, place)| places.insert(id, RowIndex(place)));
         Self { places, rows: self.rows.clone(), free: self.free.clone(), ..*self }

@@ -143,6 +143,14 @@ pub(crate) fn prefetch_near(rows: &[&[f32]], place: usize, len: usize) {
     }
 }
 
+/// Asks for one of the rows that are used later into the second cache, as [`prefetch_near_known`] does.
+#[inline(always)]
+pub(crate) fn prefetch_later_known<const LEN: usize>(rows: &[&[f32]], place: usize) {
+    if let Some(row) = rows.get(place + rows_later(LEN)).and_then(|row| row.first_chunk::<LEN>()) {
+        prefetch_row(row, Cache::Second);
+    }
+}
+
 /// As [`prefetch_near`], rows of a known length.
 #[inline(always)]
 pub(crate) fn prefetch_near_known<const LEN: usize>(rows: &[&[f32]], place: usize) {

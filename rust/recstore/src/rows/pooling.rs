@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::str::FromStr;
 
-use crate::kernel::cache::{Cache, prefetch, prefetch_near, prefetch_near_known};
+use crate::kernel::cache::{Cache, prefetch, prefetch_later_known, prefetch_near, prefetch_near_known};
 use crate::kernel::elements::{AddScaled, ElementRule, for_each_element, with_row_len};
 use crate::kernel::parallel::{Executor, for_each_mut, piece_size};
 use crate::{Error, Result};
@@ -353,6 +353,9 @@ struct Rows<'a> {
 impl<const LEN: usize> AddRows<LEN> for Rows<'_> {
     #[inline(always)]
     fn add(&mut self, sum: &mut [f32; LEN], place: usize, weight: f32) {
+        if LEN <= 16 {
+            prefetch_later_known::<LEN>(self.upcoming, place);
+        }
         prefetch_near_known::<LEN>(self.upcoming, place);
         if let Some(row) = self.rows[place].first_chunk::<LEN>() {
             add_known(sum, weight, row);

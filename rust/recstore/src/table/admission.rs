@@ -1,6 +1,6 @@
 //! Which ids get a row by training.
 
-use super::ids::id_map::IdMap;
+use super::ids::id_lines::IdLines;
 use super::ids::row_index::RowIndex;
 use crate::config::AdmissionConfig;
 use crate::lifecycle::{Sketch, halved};
@@ -8,7 +8,7 @@ use crate::lifecycle::{Sketch, halved};
 /// What decides, and what it counted of ids without a row.
 #[derive(Debug)]
 pub(super) enum Admission {
-    Count { threshold: u32, counts: IdMap },
+    Count { threshold: u32, counts: IdLines },
     Sketch { threshold: u32, sketch: Sketch },
     Probability(f64),
 }
@@ -37,7 +37,7 @@ impl AdmissionCounts {
 impl Admission {
     pub(super) fn new(config: &AdmissionConfig) -> Self {
         match *config {
-            AdmissionConfig::Count { threshold, .. } => Self::Count { threshold, counts: IdMap::default() },
+            AdmissionConfig::Count { threshold, .. } => Self::Count { threshold, counts: IdLines::default() },
             AdmissionConfig::Sketch { threshold, epsilon, delta, .. } => {
                 Self::Sketch { threshold, sketch: Sketch::new(epsilon, delta) }
             }
@@ -109,7 +109,7 @@ impl Admission {
 
     pub(super) fn clear(&mut self) {
         match self {
-            Self::Count { counts, .. } => *counts = IdMap::default(),
+            Self::Count { counts, .. } => *counts = IdLines::default(),
             Self::Sketch { sketch, .. } => sketch.clear(),
             Self::Probability(_) => {}
         }
@@ -186,17 +186,17 @@ impl Admission {
 }
 
 /// Returns a map of the same ids with halved counts, without those of zero: it is as small as they need.
-fn halved_counts(counts: &IdMap, times: u32) -> IdMap {
+fn halved_counts(counts: &IdLines, times: u32) -> IdLines {
     let kept =
         || counts.entries().map(|(id, count)| (id, halved(count, times))).filter(|(_, count)| *count > 0);
-    let mut map = IdMap::default();
+    let mut map = IdLines::default();
     map.reserve(kept().count());
     kept().for_each(|(id, count)| map.insert(id, RowIndex(count)));
     map
 }
 
 fn add_counts(
-    counts: &mut IdMap,
+    counts: &mut IdLines,
     saved: &AdmissionCounts,
     keeps: impl Fn(i64) -> bool,
 ) -> std::result::Result<(), String> {

@@ -13,7 +13,8 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use super::ids::finding::{FindRows, RUN};
+use super::ids::finding::FindRows;
+use super::ids::id_lines::RUN;
 use super::ids::id_map::IdMap;
 use super::ids::row_index::{NO_INDEX, RowIndex};
 use super::initial_values::initializer::Initializer;
@@ -22,7 +23,7 @@ use super::storage::slot_group::SlotGroup;
 use super::storage::tier::Tier;
 use crate::Error;
 use crate::disk::{Reads, Slot};
-use crate::kernel::cache::{Cache, prefetch, prefetch_rows, rows_later, rows_of_lines};
+use crate::kernel::cache::{Cache, prefetch, rows_later, rows_of_lines};
 use crate::kernel::simd::{Kernel, Lanes};
 use crate::optimizer::Idle;
 use crate::rows::any_row_type::AnyRowType;
@@ -169,12 +170,17 @@ impl<'a> RowSource<'a> {
             // All rows of the run are located before any is used: with a load between the stores of rows,
             // even that of the next row's place, a lookup took 38 against 32 ns (1 M rows) and 54 against 41
             // (4 M).
-            let words = indices.iter().enumerate().map(|(place, index)| match *index {
-                NO_INDEX => Default::default(),
-                index => self.words(&fetched, place, RowIndex(index)),
+            let words = indices.iter().enumerate().map(|(place, index)| {
+                let words = match *index {
+                    NO_INDEX => Default::default(),
+                    index => self.words(&fetched, place, RowIndex(index)),
+                };
+                if place < rows_later(row_words) && !words.is_empty() {
+                    prefetch(words, Cache::Second);
+                }
+                words
             });
             let words: Vec<&[f32]> = words.collect();
-            prefetch_rows(&words[..words.len().min(rows_later(row_words))], row_words);
             for (group, own) in words.chunks(group_len).enumerate() {
                 let first = group * group_len;
                 let group = first..first + own.len();

@@ -166,6 +166,7 @@ impl Rows {
         let used =
             self.ids.bytes() + self.changes.bytes() + self.allocator.bytes() + counted(Admission::bytes);
         let index = self.index_bytes_after(Growth::NONE) - reserved + used;
+        let [linear_ids, array_ids, hash_ids] = self.ids.ids_by_kind().map(|count| count as u64);
         MemoryUse {
             row_bytes: resident * weights + shared_weights,
             slot_bytes: resident * (record - weights) + shared_slots,
@@ -174,6 +175,9 @@ impl Rows {
                 + of_shared.saturating_sub(shared_weights + shared_slots),
             memory_limit: Some(self.limit).filter(|&limit| limit != u64::MAX),
             resident_rows: resident,
+            linear_ids,
+            array_ids,
+            hash_ids,
             ..MemoryUse::default()
         }
     }

@@ -51,7 +51,9 @@ pub use cut_rows::{CutProgress, CutRows};
 pub(crate) use engine::Engine;
 #[cfg(feature = "internals")]
 pub(crate) use ids::finding::FindRows;
-pub(crate) use ids::id_map::{BEHIND, Bucket, IdMap};
+pub(crate) use ids::id_lines::{BEHIND, Bucket, IdLines};
+#[cfg(feature = "internals")]
+pub(crate) use ids::id_map::IdMap;
 pub use ids::places::TAG_WORDS;
 pub(crate) use ids::row_index::{NO_INDEX, RowIndex};
 pub(crate) use initial_values::initializer::Initializer;

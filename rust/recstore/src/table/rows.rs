@@ -78,6 +78,7 @@ impl Rows {
         self.make_room();
         self.place_new(&[index]);
         self.ids.insert(id, index);
+        self.gather_ids();
         self.forget(id);
         self.note_created(index, id, self.stamp(self.step.saturating_add(1)));
         self.inserts += 1;
@@ -162,8 +163,22 @@ impl Rows {
         for (index, id) in indices.iter().zip(ids) {
             self.note_created(*index, *id, self.stamp(self.step));
         }
-        self.ids.insert_each(ids, indices);
+        self.ids.insert_each(ids, &indices);
+        self.gather_ids();
         self.inserts += ids.len() as u64;
+    }
+
+    /// Lets ids that came lately go where they take less, as far as there is room.
+    #[inline(always)]
+    fn gather_ids(&mut self) {
+        if self.ids.is_due() {
+            let room = if self.is_limited() {
+                usize::try_from(self.room()).unwrap_or(usize::MAX)
+            } else {
+                usize::MAX
+            };
+            self.ids.gather(room);
+        }
     }
 
     /// Makes room for every index that was ever handed out.

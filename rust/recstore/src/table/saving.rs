@@ -17,7 +17,6 @@ use super::sweep::{Sweep, SweepSteps};
 use super::table::Table;
 use crate::calls::MAX_STEP;
 use crate::kernel::bits::Bits;
-use crate::kernel::cache::Cache;
 use crate::kernel::parallel::Serial;
 use crate::optimizer::{DecayFactor, Slot, Slots};
 use crate::rows::any_row_type::with_row_type;
@@ -264,7 +263,7 @@ impl Table {
         let rows = self.own_rows();
         for (position, (id, record)) in ids.iter().zip(records.chunks_exact(stride)).enumerate() {
             if let Some(ahead) = ids.get(position + IDS_AHEAD) {
-                rows.ids.prefetch(rows.ids.bucket(*ahead), Cache::First);
+                rows.ids.prefetch(*ahead);
             }
             let (index, is_new) = rows.find_or_allocate(*id);
             seen.grow(rows.allocator.high_water());

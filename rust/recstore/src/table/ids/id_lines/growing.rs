@@ -2,7 +2,7 @@
 
 use super::buckets::{Buckets, scale};
 use super::line::{IDS_PER_LINE, Line};
-use super::{Bucket, FIRST_LINES, IDS_PER_LINE_TO_GROW, IDS_TOGETHER, IdMap, SPARE_LINES};
+use super::{Bucket, FIRST_LINES, IDS_PER_LINE_TO_GROW, IDS_TOGETHER, IdLines, SPARE_LINES};
 use crate::kernel::cache::Cache;
 
 /// How many lines are moved for so many new ids while the map grows. It is done before a line's ids are 3.7 on average:
@@ -12,7 +12,7 @@ pub(super) const LINES_MOVED_TOGETHER: usize = 192;
 /// How far ahead the lines of a move are loaded.
 const LINES_AHEAD: usize = 12;
 
-impl IdMap {
+impl IdLines {
     /// Grows as far as `more` ids ask for, at most [`IDS_TOGETHER`].
     #[inline]
     pub(super) fn expect(&mut self, more: usize) {
@@ -40,7 +40,7 @@ impl IdMap {
         self.move_lines(usize::MAX);
     }
 
-    /// Adds half as many lines more; [`IdMap::move_lines`] moves ids to them.
+    /// Adds half as many lines more; [`IdLines::move_lines`] moves ids to them.
     #[cold]
     pub(super) fn begin_to_grow(&mut self) {
         let old_count = self.buckets.count;

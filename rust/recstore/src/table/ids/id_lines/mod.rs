@@ -11,6 +11,7 @@
 //! needed beside the first, and the whole lies in one piece, in huge pages.
 
 mod buckets;
+mod finding;
 mod growing;
 mod line;
 
@@ -21,6 +22,7 @@ use crate::kernel::cache::{Cache, prefetch_one};
 use crate::kernel::pages::{Pages, supplied_bytes, untouched_bytes};
 use crate::kernel::simd::{Lanes, ScalarLanes};
 use buckets::Buckets;
+pub(crate) use finding::RUN;
 use line::{IDS_PER_LINE, Line};
 
 /// The lines of a map with its first id.
@@ -43,12 +45,12 @@ const IDS_NEAR: usize = 24;
 
 /// The ids that have a row. Every int64 can be a key.
 #[derive(Debug)]
-pub(crate) struct IdMap {
+pub(crate) struct IdLines {
     /// As many as there are buckets, and some more.
     lines: Pages<Line>,
     buckets: Buckets,
     len: usize,
-    /// The memory of the ids under way in [`IdMap::move_lines`], with their hashes.
+    /// The memory of the ids under way in [`IdLines::move_lines`], with their hashes.
     moving: Vec<(u64, i64, u32)>,
 }
 
@@ -59,7 +61,7 @@ pub(crate) const BEHIND: u32 = u32::MAX - 1;
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Bucket(u32);
 
-impl Default for IdMap {
+impl Default for IdLines {
     fn default() -> Self {
         let seed = RandomState::new().hash_one(0);
         let buckets = Buckets { seed, count: 0, old_count: 0, moved_from: 0 };
@@ -67,8 +69,8 @@ impl Default for IdMap {
     }
 }
 
-impl IdMap {
-    /// Returns where the search for `id` begins, for [`IdMap::prefetch`] and [`IdMap::search`].
+impl IdLines {
+    /// Returns where the search for `id` begins, for [`IdLines::prefetch`] and [`IdLines::search`].
     #[inline(always)]
     pub(crate) fn bucket(&self, id: i64) -> Bucket {
         Bucket(self.buckets.of(id) as u32)
@@ -255,9 +257,38 @@ impl IdMap {
         if self.len > 0 || len == 0 {
             return;
         }
-        let count = len.div_ceil(IDS_PER_LINE_TO_GROW).max(FIRST_LINES) + 1;
+        let count = Self::buckets_for(len);
         self.lines = Pages::zeroed(count + SPARE_LINES, 0);
         self.buckets = Buckets { count, old_count: count, moved_from: 0, ..self.buckets };
+    }
+
+    /// Returns the bytes in use of a map that has room for `len` ids.
+    pub(crate) fn bytes_reserved(len: usize) -> usize {
+        if len == 0 {
+            return 0;
+        }
+        let lines = (Self::buckets_for(len) + SPARE_LINES) * size_of::<Line>();
+        supplied_bytes(lines, 0, lines)
+    }
+
+    fn buckets_for(len: usize) -> usize {
+        len.div_ceil(IDS_PER_LINE_TO_GROW).max(FIRST_LINES) + 1
+    }
+
+    /// Makes the map anew, with room for `len` ids or for those that it has.
+    pub(crate) fn rebuild(&mut self, len: usize) {
+        let mut map = Self {
+            buckets: Buckets { count: 0, old_count: 0, moved_from: 0, ..self.buckets },
+            ..Self::default()
+        };
+        map.reserve(len.max(self.len));
+        self.entries().for_each(|(id, index)| map.insert(id, RowIndex(index)));
+        *self = map;
+    }
+
+    /// Returns how many ids may lie here before the map grows.
+    pub(crate) fn room(&self) -> usize {
+        self.buckets.count * IDS_PER_LINE_TO_GROW
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -306,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_map_takes_no_more_than_was_foretold() {
-        let mut map = IdMap::default();
+        let mut map = IdLines::default();
         assert_eq!((map.bytes(), map.bytes_after(0)), (0, 0));
         for id in 0..5_000 {
             let foretold = map.bytes_after(1);
@@ -322,7 +353,7 @@ mod tests {
         fn a_map_agrees_with_a_plain_one(
             changes in prop::collection::vec(prop_oneof![3 => id().prop_map(Change::Insert), 2 => id().prop_map(Change::Remove)], 0..400)
         ) {
-            let (mut map, mut model) = (IdMap::default(), HashMap::new());
+            let (mut map, mut model) = (IdLines::default(), HashMap::new());
             for (number, change) in changes.into_iter().enumerate() {
                 match change {
                     Change::Insert(id) if !model.contains_key(&id) => {
@@ -342,7 +373,7 @@ mod tests {
 
     #[test]
     fn counting_and_listing_agree_with_a_plain_map() {
-        let (mut map, mut model) = (IdMap::default(), HashMap::new());
+        let (mut map, mut model) = (IdLines::default(), HashMap::new());
         for number in 0..20_000i64 {
             let id = number * number % 7_001;
             *model.entry(id).or_insert(0) += 1;
@@ -352,13 +383,13 @@ mod tests {
     }
 
     /// How many ids all lines say passed them.
-    fn lines_passed(map: &IdMap) -> usize {
+    fn lines_passed(map: &IdLines) -> usize {
         map.lines.iter().map(|line| usize::from(line.passed)).sum()
     }
 
     #[test]
     fn deleting_everything_leaves_an_empty_map() {
-        let mut map = IdMap::default();
+        let mut map = IdLines::default();
         let ids: Vec<i64> = (0..50_000).map(|id| id * 1_000_003).collect();
         map.insert_each(&ids, (0..50_000).map(RowIndex));
         assert!(lines_passed(&map) > 0);
@@ -370,7 +401,7 @@ mod tests {
 
     #[test]
     fn few_ids_lie_behind_their_buckets_in_a_map_of_any_size() {
-        let mut map = IdMap::default();
+        let mut map = IdLines::default();
         for id in 0..5_000 {
             map.insert(id, RowIndex(id as u32));
             let passed = lines_passed(&map);
@@ -380,7 +411,7 @@ mod tests {
 
     #[test]
     fn replacing_ids_for_ever_neither_grows_the_map_nor_lengthens_its_searches() {
-        let mut map = IdMap::default();
+        let mut map = IdLines::default();
         let ids: Vec<i64> = (0..20_000).collect();
         map.insert_each(&ids, (0..20_000).map(RowIndex));
         let bytes = map.bytes();
@@ -399,15 +430,15 @@ mod tests {
     }
 
     /// A map without ids that has some buckets.
-    fn map_of(buckets: usize) -> IdMap {
-        let mut map = IdMap::default();
+    fn map_of(buckets: usize) -> IdLines {
+        let mut map = IdLines::default();
         map.buckets = Buckets { count: buckets, old_count: buckets, ..map.buckets };
         map.lines.grow(buckets + SPARE_LINES);
         map
     }
 
     /// Ids of one bucket among many.
-    fn ids_of_bucket(map: &IdMap, bucket: usize, count: usize) -> Vec<i64> {
+    fn ids_of_bucket(map: &IdLines, bucket: usize, count: usize) -> Vec<i64> {
         (0..).filter(|&id| map.buckets.of(id) == bucket).take(count).collect()
     }
 
@@ -457,7 +488,7 @@ mod tests {
 
     #[test]
     fn every_id_is_found_at_every_stage_of_growing() {
-        let mut map = IdMap::default();
+        let mut map = IdLines::default();
         for id in 0..3_000 {
             map.insert(id, RowIndex(id as u32));
             if id % 7 == 3 {
