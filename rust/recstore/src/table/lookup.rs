@@ -155,7 +155,7 @@ impl<'a> RowSource<'a> {
     ) {
         let run_len = if self.cold.is_some() { COLD_RUN } else { RUN };
         let row_words = self.storage.weight_words();
-        let group_len = rows_of_lines(LINES_TOGETHER, row_words);
+        let (group_len, later) = (rows_of_lines(LINES_TOGETHER, row_words), rows_later(row_words));
         let mut indices = vec![NO_INDEX; ids.len().min(run_len)];
         let (mut fetched, mut initial) = (Fetched::default(), InitialRows::default());
         let mut current = Vec::new();
@@ -175,7 +175,7 @@ impl<'a> RowSource<'a> {
                     NO_INDEX => Default::default(),
                     index => self.words(&fetched, place, RowIndex(index)),
                 };
-                if place < rows_later(row_words) && !words.is_empty() {
+                if place < later && !words.is_empty() {
                     prefetch(words, Cache::Second);
                 }
                 words
