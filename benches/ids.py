@@ -1,7 +1,7 @@
 """Batches of ids, made before anything is timed.
 
-An index is a row number in `[0, rows)`, what tables of a fixed size take. Its id, what the store takes, is any int64:
-the two stand for the same row.
+An index is a row number in `[0, rows)`, what tables of a fixed size take. Its id, what the store takes, stands for the
+same row. `dense` ids are the row numbers themselves, `spread` ids any int64.
 """
 
 from __future__ import annotations
@@ -17,6 +17,14 @@ from torch import Tensor
 T = TypeVar("T")
 
 Distribution = Literal["uniform", "zipf", "zipf 0.8", "zipf 1.2"]
+
+IdKind = Literal["dense", "dense in random order", "spread"]
+"""Row numbers, whose rows were made in their order or in a random one; or ids spread over all 64 bits."""
+DENSE: IdKind = "dense"
+IN_RANDOM_ORDER: IdKind = "dense in random order"
+SPREAD: IdKind = "spread"
+KINDS = (DENSE, SPREAD)
+"""The kinds that most cells measure."""
 
 EXPONENTS: dict[Distribution, float] = {"zipf": 1.05, "zipf 0.8": 0.8, "zipf 1.2": 1.2}
 """By which the frequency of a row falls with its rank."""
@@ -38,9 +46,9 @@ class Batch:
     distinct: Tensor
 
     @classmethod
-    def of(cls, index: Tensor) -> Batch:
+    def of(cls, index: Tensor, kind: IdKind = SPREAD) -> Batch:
         """Completes row numbers to a batch."""
-        return cls(index, ids_of(index), in_order_of_arrival(index))
+        return cls(index, ids_of(index, kind), in_order_of_arrival(index))
 
 
 @dataclass(frozen=True)
@@ -69,11 +77,13 @@ class Grouped:
         return cls(torch.from_numpy(order), torch.from_numpy(starts))
 
 
-def ids_of(index: Tensor) -> Tensor:
-    """Returns the id of each row number: distinct for distinct numbers, spread over all 64 bits.
+def ids_of(index: Tensor, kind: IdKind = SPREAD) -> Tensor:
+    """Returns the id of each row number, in memory of its own: distinct ids for distinct numbers.
 
-    It is the finalizer of splitmix64, a bijection. Steele, Lea, Flood, OOPSLA 2014.
+    Spread ids come from the finalizer of splitmix64, a bijection. Steele, Lea, Flood, OOPSLA 2014.
     """
+    if kind != SPREAD:
+        return index.clone()
     z = index.numpy().astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -86,10 +96,10 @@ def in_order_of_arrival(index: Tensor) -> Tensor:
     return torch.from_numpy(distinct[np.argsort(firsts)])
 
 
-def batches(rows: int, size: int, distribution: Distribution, seed: int = 0) -> list[Batch]:
+def batches(rows: int, size: int, distribution: Distribution, seed: int = 0, *, kind: IdKind = SPREAD) -> list[Batch]:
     """Returns different batches of `size` ids each, enough of them that no cache remembers the last turn."""
     count = max(_FEWEST_BATCHES, min(_MAX_BATCHES, _IDS_IN_ALL // size))
-    return [Batch.of(index) for index in draw(rows, size * count, distribution, seed).split(size)]
+    return [Batch.of(index, kind) for index in draw(rows, size * count, distribution, seed).split(size)]
 
 
 def turn_of(batches: Sequence[T]) -> Callable[[int], T]:
@@ -108,15 +118,17 @@ def draw(rows: int, count: int, distribution: Distribution, seed: int) -> Tensor
     return torch.from_numpy(places[np.minimum(ranks, rows - 1)])
 
 
-def missing(rows: int, size: int, seed: int = 1) -> list[Tensor]:
+def missing(rows: int, size: int, seed: int = 1, *, kind: IdKind = SPREAD) -> list[Tensor]:
     """Returns ids without a row, int64 `[size]` each."""
-    return [ids_of(batch.index + rows) for batch in batches(rows, size, "uniform", seed)]
+    return [ids_of(batch.index + rows, kind) for batch in batches(rows, size, "uniform", seed)]
 
 
-def all_ids(rows: int, chunk: int) -> Iterator[Tensor]:
-    """Gives the ids of all rows once, int64 `[chunk]` and a last shorter part."""
+def all_ids(rows: int, chunk: int, kind: IdKind = SPREAD) -> Iterator[Tensor]:
+    """Gives the ids of all rows once, in the order in which rows are made: int64 `[chunk]` and a last shorter part."""
+    order = np.random.default_rng(0).permutation(rows) if kind == IN_RANDOM_ORDER else None
     for start in range(0, rows, chunk):
-        yield ids_of(torch.arange(start, min(start + chunk, rows)))
+        stop = min(start + chunk, rows)
+        yield ids_of(torch.arange(start, stop) if order is None else torch.from_numpy(order[start:stop]), kind)
 
 
 def with_duplicates(count: int, share: float, seed: int = 0) -> Tensor:

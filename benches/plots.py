@@ -10,6 +10,7 @@ from typing import Any
 from benches.cells import TITLES, lookup, peers, step
 from benches.cells.one_table import OURS, YARDSTICK
 from benches.competitors import fbgemm
+from benches.ids import DENSE
 from benches.machine import ROOT
 from benches.measured import Outcome, Timed
 from benches.wording import described, differing
@@ -58,9 +59,13 @@ def _draw_cell(axes: Any, cell: str, ratios: dict[str, float]) -> None:
 def draw_steps(path: Path, outcomes: Sequence[Outcome], machine: Mapping[str, str]) -> bool:
     """Writes an SVG with the steps per second of everyone in `peers`; False if one is missing, or matplotlib.
 
-    The same figures give the same file.
+    Our ids are dense, as theirs are. The same figures give the same file.
     """
-    cases = {case.axes["dim"]: case for case in outcomes if isinstance(case, Timed) and case.cell == peers.CELL}
+    cases = {
+        case.axes["dim"]: case
+        for case in outcomes
+        if isinstance(case, Timed) and case.cell == peers.CELL and case.axes["ids"] == DENSE
+    }
     steps = {dim: _steps_a_second(cases[dim]) for dim in peers.DIMS if dim in cases}
     if any(steps.get(dim, {}).keys() != _COLOURS.keys() for dim in peers.DIMS):
         return False
@@ -98,8 +103,8 @@ def _draw_steps_of(axes: Any, dim: int, values: Mapping[str, float]) -> None:
 
 def _caption(machine: Mapping[str, str]) -> str:
     work = (
-        f"{peers.TABLES} tables of {peers.ROWS:,} rows, batches of {peers.EXAMPLES:,} examples, one id a table: "
-        "lookup, backward, AdaGrad"
+        f"{peers.TABLES} tables of {peers.ROWS:,} rows, dense ids, batches of {peers.EXAMPLES:,} examples, one id a "
+        "table: lookup, backward, AdaGrad"
     )
     return (
         f"{work}\nall in one process on two threads; TorchRec's collection is sharded table-wise over that process\n"

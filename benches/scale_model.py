@@ -43,9 +43,9 @@ class Figure:
 
 
 _CASE = ("8,000,000", "64", "65,536", "uniform")
-_CASE_TEXT = "rows 8,000,000, dim 64, ids a batch 65,536, ids uniform, output cold, threads 1"
-_LOOKUP = recorded("Lookup", "recstore", *_CASE, "cold", "1")
-_STEP = recorded("Full step: lookup, backward, AdaGrad", "recstore", *_CASE, "1")
+_CASE_TEXT = "rows 8,000,000, dim 64, ids a batch 65,536, drawn uniform, output cold, threads 1, ids spread"
+_LOOKUP = recorded("Lookup", "recstore", *_CASE, "cold", "1", "spread")
+_STEP = recorded("Full step: lookup, backward, AdaGrad", "recstore", *_CASE, "1", "spread")
 _BALANCE = "test `balance.rs`, 1,000 shards"
 
 

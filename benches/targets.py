@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from benches.cells import (
     collection,
@@ -19,9 +20,10 @@ from benches.cells import (
     step,
 )
 from benches.cells.one_table import OURS, YARDSTICK
-from benches.cells.setting import BATCH, MILLION
+from benches.cells.setting import BATCH, LARGE_BATCH, MILLION
 from benches.competitors import fbgemm
 from benches.derived import LARGE_BATCHES, NEIGHBOURS, SCALING, derive
+from benches.ids import DENSE, KINDS, SPREAD
 from benches.measured import Axis, Figure, Outcome, Timed
 from benches.spread import Spread
 from benches.wording import described, differing
@@ -68,19 +70,26 @@ class Target:
 
 @dataclass(frozen=True)
 class _Ratio:
-    """A target for the time of `name` over that of `base`, in all cases of a cell that have these axes."""
+    """A target for the time of each `name` over that of `base`, in all cases of a cell that have these axes."""
 
     text: str
     limit: float
     cell: str
-    name: str
+    name: str | tuple[str, ...]
     base: str
     axes: Mapping[str, Axis] = field(default_factory=dict)
     is_least: bool = False
 
     def of(self, timed: Sequence[Timed]) -> Target:
-        seen = _seen(timed, self.cell, self.axes, lambda case: case.ratio(self.name, self.base))
-        return Target(self.text, self.limit, self.is_least, list(seen))
+        names = (self.name,) if isinstance(self.name, str) else self.name
+        seen = [seen for name in names for seen in self._seen_of(name, timed, names)]
+        return Target(self.text, self.limit, self.is_least, seen)
+
+    def _seen_of(self, name: str, timed: Sequence[Timed], names: Sequence[str]) -> Iterator[Seen]:
+        """The ratios of one competitor, with its name where there are others."""
+        for seen in _seen(timed, self.cell, self.axes, lambda case: case.ratio(name, self.base)):
+            where = ", ".join(part for part in (name, seen.where) if part)
+            yield Seen(seen.value, where) if len(names) > 1 else seen
 
 
 @dataclass(frozen=True)
@@ -111,26 +120,36 @@ def _seen(
 
 def _in_table(rows: int) -> dict[str, Axis]:
     """A setting that many targets are about: 65,536 uniform ids, rows of 64."""
-    return {"rows": rows, "dim": 64, "ids a batch": BATCH, "ids": "uniform"}
+    return {"rows": rows, "dim": 64, "ids a batch": BATCH, "drawn": "uniform"}
 
 
 _COLD_ON_TWO_THREADS: dict[str, Axis] = {"output": "cold", "threads": 2}
 
 
 def _short_rows() -> Iterator[_Ratio]:
-    """Lookups on one and two threads, and steps on those threads."""
-    for dim, threads in ((8, (1,)), (16, (1, 2))):
-        axes: dict[str, Axis] = {**_in_table(MILLION), "dim": dim}
-        yield _Ratio(f"lookup over the yardstick, dim {dim}", 1.5, lookup.CELL, OURS, YARDSTICK, axes)
-        for count in threads:
-            on_threads: dict[str, Axis] = {**axes, "threads": count}
-            text = f"full step over the yardstick, dim {dim}, {count} {'thread' if count == 1 else 'threads'}"
-            yield _Ratio(text, 1.6, step.CELL, OURS, YARDSTICK, on_threads)
+    """Lookups and steps of rows of 8 with any ids, of rows of 16 by the kind of ids."""
+    axes: dict[str, Axis] = {**_in_table(MILLION), "dim": 8}
+    yield _Ratio("lookup over the yardstick, dim 8", 1.5, lookup.CELL, OURS, YARDSTICK, axes)
+    text = "full step over the yardstick, dim 8, 1 thread"
+    yield _Ratio(text, 1.6, step.CELL, OURS, YARDSTICK, {**axes, "threads": 1})
+    for kind, of_lookup, of_step in ((DENSE, 1.3, 1.6), (SPREAD, 1.8, 2.2)):
+        axes = {**_in_table(MILLION), "dim": 16, "ids": kind}
+        yield _Ratio(f"lookup over the yardstick, dim 16, {kind}", of_lookup, lookup.CELL, OURS, YARDSTICK, axes)
+        yield _Ratio(f"full step over the yardstick, dim 16, {kind}", of_step, step.CELL, OURS, YARDSTICK, axes)
+
+
+def _beside_peers() -> Iterator[_Ratio]:
+    """Lookups on one thread beside the faster one of the peers."""
+    cases = [(dim, BATCH, kind, limit) for dim in (8, 16, 64) for kind, limit in ((DENSE, 1.4), (SPREAD, 1.0))]
+    for dim, batch, kind, limit in (*cases, (64, LARGE_BATCH, DENSE, 1.2)):
+        axes: dict[str, Axis] = {**_in_table(MILLION), "dim": dim, "ids a batch": batch, "ids": kind, "threads": 1}
+        text = f"the faster peer's lookup over ours, {batch:,} ids, dim {dim}, {kind}, 1 thread"
+        yield _Ratio(text, limit, lookup.CELL, (fbgemm.NAME, lookup.EMBEDDING), OURS, axes, is_least=True)
 
 
 def _skewed() -> Iterator[_Ratio]:
     for rows, limit in ((MILLION, 1.3), (8 * MILLION, 1.2)):
-        axes: dict[str, Axis] = {**_in_table(rows), "ids": "zipf", **_COLD_ON_TWO_THREADS}
+        axes: dict[str, Axis] = {**_in_table(rows), "drawn": "zipf", **_COLD_ON_TWO_THREADS}
         text = f"over the yardstick, Zipf, {rows:,} rows"
         yield _Ratio(f"lookup {text}", limit, lookup.CELL, OURS, YARDSTICK, axes)
         yield _Ratio(f"full step {text}", 1.4, step.CELL, OURS, YARDSTICK, axes)
@@ -189,11 +208,34 @@ def _collections(dim: int, bag: int) -> list[_Ratio]:
         _Ratio(f"forward over the yardstick, {size}", 1.6, cell, OURS, YARDSTICK, forward),
         _Ratio(f"full step over the yardstick, {size}", 1.8, cell, OURS, YARDSTICK, whole),
     ]
-    return [
-        *(over_yardstick if (dim, bag) == (16, 1) else ()),
+    over_ours = [
         _Ratio(f"FBGEMM's full step over ours, {size}", 4, cell, fbgemm.NAME, OURS, whole, is_least=True),
         _Ratio(f"FBGEMM's forward over ours, {size}", 1, cell, fbgemm.NAME, OURS, forward, is_least=True),
     ]
+    others = [target for target in over_ours if (dim, bag, target.axes["work"]) not in _BY_KIND]
+    return [*(over_yardstick if (dim, bag) == (16, 1) else ()), *others]
+
+
+_BY_KIND = {
+    (16, 1, collection.FORWARD): (1.2, 1.6),
+    (16, 20, collection.FORWARD): (1.2, 1.6),
+    (16, 20, collection.STEP): (3.5, 5.0),
+}
+"""How many times our time FBGEMM should take with dense and with spread ids: on one thread, and on two."""
+
+
+def _collections_by_kind() -> Iterator[_Ratio]:
+    for (dim, bag, work), limits in _BY_KIND.items():
+        for kind, (threads, limit) in product(KINDS, enumerate(limits, 1)):
+            axes: dict[str, Axis] = {"work": work, "dim": dim, "ids a bag": bag, "threads": threads, "ids": kind}
+            name = "full step" if work == collection.STEP else work
+            size = f"{collection.TABLES} tables of dim {dim}, {bag} ids a bag"
+            text = f"FBGEMM's {name} over ours, {size}, {kind}, {_on_threads(threads)}"
+            yield _Ratio(text, limit, collection.CELL, fbgemm.NAME, OURS, axes, is_least=True)
+
+
+def _on_threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 _OF_CASES: tuple[_Ratio | _Time, ...] = (
@@ -202,6 +244,7 @@ _OF_CASES: tuple[_Ratio | _Time, ...] = (
     *_steps(MILLION),
     *_steps(8 * MILLION),
     *_short_rows(),
+    *_beside_peers(),
     *_skewed(),
     *_small_batches(),
     _Ratio("full step of FTRL over AdaGrad's", 1.2, optimizers.CELL, optimizers.FTRL, optimizers.ADAGRAD),
@@ -221,6 +264,7 @@ _OF_CASES: tuple[_Ratio | _Time, ...] = (
         for setting in rules.SETTINGS
     ),
     *(target for shape in collection.SHAPES for target in _collections(*shape)),
+    *_collections_by_kind(),
     _Ratio(
         "step over frozen tables over one without gradients of rows", 1.05, frozen.CELL, frozen.FROZEN, frozen.NO_GRAD
     ),

@@ -22,7 +22,7 @@ from benches.cells.step import gradients
 from benches.competitors import fbgemm
 from benches.competitors.fbgemm import FbgemmTables
 from benches.competitors.recstore import ADAGRAD, fill, new_name
-from benches.ids import turn_of
+from benches.ids import DENSE, IN_RANDOM_ORDER, KINDS, SPREAD, IdKind, turn_of
 from benches.measured import Axis, Case, Competitor, Figure
 from benches.scale import Scale
 from benches.yardstick import Yardstick
@@ -35,7 +35,7 @@ TABLES, _ROWS, _EXAMPLES, _BATCHES = 26, 200_000, 4_096, 8
 SHAPES = ((128, 1), (16, 1), (16, 20))
 """Dim, and ids a bag."""
 _OF_ONE_EXAMPLE = (16, 1)
-"""The shape in which a single example is measured too."""
+"""The shape in which a single example is measured too, and rows in random order."""
 _ONES, _ONES_BEFORE, _ONES_TAKEN = 256, 200, 2_000
 
 
@@ -58,8 +58,9 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Collections:
-    """The tables of each competitor, with as many rows each; `fbgemm` is None where it is not installed."""
+    """The kind of our ids, and equally many rows for each competitor; `fbgemm` is None where it is not installed."""
 
+    kind: IdKind
     yardstick: Yardstick
     bags: RecStoreEmbeddingBagCollection
     optimizer: SparseOptimizer
@@ -67,34 +68,40 @@ class _Collections:
 
 
 def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
-    """One stage a shape."""
+    """One stage a shape and kind of ids."""
     if CELL not in chosen:
         return []
     count = 4 * scale.steps.rounds
     return [
-        Stage(CELL, f"{TABLES} tables of dim {dim}, {bag} ids a bag", count, partial(_cases, scale, dim, bag))
+        Stage(
+            CELL,
+            f"{TABLES} tables of dim {dim}, {bag} ids a bag, ids {kind}",
+            count,
+            partial(_cases, scale, dim, bag, kind),
+        )
         for dim, bag in SHAPES
+        for kind in (DENSE, IN_RANDOM_ORDER, SPREAD)
+        if kind in KINDS or (dim, bag) == _OF_ONE_EXAMPLE
     ]
 
 
-def _cases(scale: Scale, dim: int, bag: int) -> Iterator[Case | Figure]:
+def _cases(scale: Scale, dim: int, bag: int, kind: IdKind) -> Iterator[Case | Figure]:
     rows, examples = scale.of(_ROWS), scale.of(_EXAMPLES)
-    with _open(rows, dim) as tables:
-        keys = tables.bags.feature_keys
-        batches = [_batch(keys, rows, examples, bag, seed) for seed in range(_BATCHES)]
+    with _open(rows, dim, kind) as tables:
+        batches = [_batch(tables, rows, examples, bag, seed) for seed in range(_BATCHES)]
         grad_BFD = gradients(examples * TABLES, dim).view(examples, TABLES, dim)
         distinct = max(len(batch.distinct) for batch in batches)
         forwards = list(_forwards(tables, batches))
         steps = list(_steps(tables, batches, grad_BFD, gradients(distinct, dim)))
         for threads in (2, 1):
-            yield _case(_axes(FORWARD, dim, bag, threads), forwards, scale)
-            yield _case(_axes(STEP, dim, bag, threads), steps, scale, grad_BFD)
-        if (dim, bag) == _OF_ONE_EXAMPLE:
-            ones = [_batch(keys, rows, 1, bag, seed).features for seed in range(_ONES)]
+            yield _case(_axes(FORWARD, dim, bag, threads, kind), forwards, scale)
+            yield _case(_axes(STEP, dim, bag, threads, kind), steps, scale, grad_BFD)
+        if (dim, bag) == _OF_ONE_EXAMPLE and kind in KINDS:
+            ones = [_batch(tables, rows, 1, bag, seed).features for seed in range(_ONES)]
             yield from _one_example(tables, ones, gradients(TABLES, dim).view(1, TABLES, dim), scale)
 
 
-def _axes(work: str, dim: int, bag: int, threads: int) -> dict[str, Axis]:
+def _axes(work: str, dim: int, bag: int, threads: int, kind: IdKind) -> dict[str, Axis]:
     return {
         "work": work,
         "tables": TABLES,
@@ -103,6 +110,7 @@ def _axes(work: str, dim: int, bag: int, threads: int) -> dict[str, Axis]:
         "examples": _EXAMPLES,
         "ids a bag": bag,
         "threads": threads,
+        "ids": kind,
     }
 
 
@@ -127,11 +135,12 @@ def _one_example(
             rest.append(time.perf_counter_ns() - middle)
     for name, taken, limit in ((FORWARD, forwards, "<= 0.08"), ("backward and step", rest, "<= 0.09")):
         median = statistics.median(taken[scale.of(_ONES_BEFORE) :]) / 1e6
-        yield Figure(CELL, f"{name} of one example, {TABLES} tables of dim {grad_BFD.shape[-1]}", median, "ms", limit)
+        text = f"{name} of one example, {TABLES} tables of dim {grad_BFD.shape[-1]}, {tables.kind}"
+        yield Figure(CELL, text, median, "ms", limit)
 
 
 @contextmanager
-def _open(rows: int, dim: int) -> Iterator[_Collections]:
+def _open(rows: int, dim: int, kind: IdKind) -> Iterator[_Collections]:
     names = [new_name() for _ in range(TABLES)]
     configs = [
         {"name": name, "num_embeddings": None, "embedding_dim": dim, "feature_names": [name], "pooling": "sum"}
@@ -140,19 +149,19 @@ def _open(rows: int, dim: int) -> Iterator[_Collections]:
     bags = RecStoreEmbeddingBagCollection(configs, optimizer=ADAGRAD)
     try:
         for module in bags.embedding_bags.values():
-            fill(module.table.handle, dim, ids.all_ids(rows, rows))
+            fill(module.table.handle, dim, ids.all_ids(rows, rows, kind))
         theirs = FbgemmTables(TABLES, rows, dim) if fbgemm.is_installed() else None
-        yield _Collections(Yardstick(TABLES * rows, dim), bags, SparseOptimizer(modules=[bags]), theirs)
+        yield _Collections(kind, Yardstick(TABLES * rows, dim), bags, SparseOptimizer(modules=[bags]), theirs)
     finally:
         for name in names:
             RecStoreClient().drop(name)
 
 
-def _batch(keys: list[str], rows: int, examples: int, bag: int, seed: int) -> _Batch:
+def _batch(tables: _Collections, rows: int, examples: int, bag: int, seed: int) -> _Batch:
     index = ids.draw(rows, TABLES * examples * bag, "uniform", seed)
     records = index + torch.arange(TABLES).repeat_interleave(examples * bag) * rows
     lengths = torch.full((TABLES * examples,), bag)
-    features = KeyedJaggedTensor(keys, ids.ids_of(index), lengths=lengths)
+    features = KeyedJaggedTensor(tables.bags.feature_keys, ids.ids_of(index, tables.kind), lengths=lengths)
     return _Batch(features, index, records, ids.in_order_of_arrival(records))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from benches import ids
 from benches.cells.stage import Stage
 from benches.competitors.recstore import ADAGRAD, fill, new_name
-from benches.ids import turn_of
+from benches.ids import KINDS, IdKind, turn_of
 from benches.measured import Axis, Case, Competitor
 from benches.scale import Scale
 from recstore_ops import KeyedJaggedTensor, RecStoreClient, RecStoreEmbeddingBagCollection
@@ -31,20 +32,20 @@ def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
     """One stage."""
     if CELL not in chosen:
         return []
-    return [Stage(CELL, "frozen tables", len(_SHAPES) * scale.steps.rounds, lambda: _cases(scale))]
+    return [Stage(CELL, "frozen tables", len(KINDS) * len(_SHAPES) * scale.steps.rounds, lambda: _cases(scale))]
 
 
 def _cases(scale: Scale) -> Iterator[Case]:
-    for dim, examples in _SHAPES:
+    for (dim, examples), kind in product(_SHAPES, KINDS):
         names = [new_name() for _ in range(_TABLES)]
         try:
-            yield _case(names, dim, examples, scale)
+            yield _case(names, dim, examples, kind, scale)
         finally:
             for name in names:
                 RecStoreClient().drop(name)
 
 
-def _case(names: list[str], dim: int, examples: int, scale: Scale) -> Case:
+def _case(names: list[str], dim: int, examples: int, kind: IdKind, scale: Scale) -> Case:
     rows, batch_size = scale.of(_ROWS), scale.of(examples)
     configs = [
         {"name": name, "num_embeddings": None, "embedding_dim": dim, "feature_names": [name], "pooling": "sum"}
@@ -52,9 +53,9 @@ def _case(names: list[str], dim: int, examples: int, scale: Scale) -> Case:
     ]
     bags = RecStoreEmbeddingBagCollection(configs, optimizer=ADAGRAD)
     for module in bags.embedding_bags.values():
-        fill(module.table.handle, dim, ids.all_ids(rows, rows))
+        fill(module.table.handle, dim, ids.all_ids(rows, rows, kind))
     bags.requires_grad_(False)
-    batch = turn_of([_features(names, rows, batch_size, seed) for seed in range(_BATCHES)])
+    batch = turn_of([_features(names, rows, batch_size, kind, seed) for seed in range(_BATCHES)])
     dense = nn.Sequential(nn.Linear(_TABLES * dim, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, 1))
 
     def step(features: KeyedJaggedTensor, reading: AbstractContextManager[object]) -> Tensor:
@@ -64,7 +65,14 @@ def _case(names: list[str], dim: int, examples: int, scale: Scale) -> Case:
         loss.backward()
         return loss
 
-    axes: dict[str, Axis] = {"tables": _TABLES, "rows a table": _ROWS, "dim": dim, "examples": examples, "threads": 2}
+    axes: dict[str, Axis] = {
+        "tables": _TABLES,
+        "rows a table": _ROWS,
+        "dim": dim,
+        "examples": examples,
+        "threads": 2,
+        "ids": kind,
+    }
     competitors = [
         Competitor(NO_GRAD, lambda turn: step(batch(turn), torch.no_grad())),
         Competitor(FROZEN, lambda turn: step(batch(turn), nullcontext()), NO_GRAD),
@@ -72,6 +80,6 @@ def _case(names: list[str], dim: int, examples: int, scale: Scale) -> Case:
     return Case(CELL, axes, competitors, scale.steps, output="as it is")
 
 
-def _features(keys: list[str], rows: int, examples: int, seed: int) -> KeyedJaggedTensor:
+def _features(keys: list[str], rows: int, examples: int, kind: IdKind, seed: int) -> KeyedJaggedTensor:
     index = ids.draw(rows, len(keys) * examples, "uniform", seed)
-    return KeyedJaggedTensor(keys, ids.ids_of(index), lengths=torch.ones(len(index), dtype=torch.int64))
+    return KeyedJaggedTensor(keys, ids.ids_of(index, kind), lengths=torch.ones(len(index), dtype=torch.int64))

@@ -19,8 +19,8 @@ MISSING, EMBEDDING = "recstore, no row", "F.embedding"
 def lookup_case(table: OneTable, setting: Setting, scale: Scale) -> Case:
     """The yardstick's gather, our operator for ids with and without rows, FBGEMM's forward, `F.embedding`."""
     size = scale.of(setting.batch)
-    batches = ids.batches(table.rows, size, setting.ids)
-    batch, without_row = turn_of(batches), turn_of(ids.missing(table.rows, size))
+    batches = ids.batches(table.rows, size, setting.drawn, kind=setting.ids)
+    batch, without_row = turn_of(batches), turn_of(ids.missing(table.rows, size, kind=setting.ids))
     output = table.output(size)
     competitors = present(
         Competitor(YARDSTICK, lambda turn: table.yardstick.lookup(batch(turn).index), output=output),

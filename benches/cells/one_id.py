@@ -11,7 +11,8 @@ from torch.nn import functional
 from benches import ids
 from benches.cells.stage import Stage
 from benches.competitors.recstore import RecStoreTable, emb_read
-from benches.measured import Case, Competitor
+from benches.ids import KINDS, IdKind
+from benches.measured import Axis, Case, Competitor
 from benches.scale import Scale
 from benches.yardstick import INITIAL_WEIGHT
 
@@ -25,17 +26,22 @@ def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
     """One stage."""
     if CELL not in chosen:
         return []
-    return [Stage(CELL, "one id", scale.lookups.rounds, lambda: _cases(scale))]
+    return [Stage(CELL, "one id", len(KINDS) * scale.lookups.rounds, lambda: _cases(scale))]
 
 
 def _cases(scale: Scale) -> Iterator[Case]:
-    with RecStoreTable(_ROWS, _DIM) as ours:
+    for kind in KINDS:
+        yield from _case(scale, kind)
+
+
+def _case(scale: Scale, kind: IdKind) -> Iterator[Case]:
+    with RecStoreTable(_ROWS, _DIM, kind=kind) as ours:
         calls, index = scale.of(_CALLS), torch.arange(_DIFFERENT_IDS)
         competitors = [
             Competitor(EMBEDDING, _embedding(_one_by_one(index, calls))),
-            Competitor(OURS, _emb_read(ours.handle, _one_by_one(ids.ids_of(index), calls)), EMBEDDING),
+            Competitor(OURS, _emb_read(ours.handle, _one_by_one(ids.ids_of(index, kind), calls)), EMBEDDING),
         ]
-        axes = {"rows": _ROWS, "dim": _DIM, "threads": 2}
+        axes: dict[str, Axis] = {"rows": _ROWS, "dim": _DIM, "threads": 2, "ids": kind}
         yield Case(CELL, axes, competitors, scale.lookups, "as it is", operations=calls)
 
 

@@ -13,6 +13,7 @@ from benches.competitors import fbgemm
 from benches.competitors.fbgemm import FbgemmTables
 from benches.competitors.recstore import ADAGRAD, RecStoreTable
 from benches.competitors.torch_modules import TorchTable
+from benches.ids import SPREAD, IdKind
 from benches.measured import Competitor
 from benches.scale import Scale
 from benches.yardstick import LR, Yardstick
@@ -39,10 +40,12 @@ class OneTable:
 
 
 @contextmanager
-def open_table(scale: Scale, rows: int, dim: int, optimizer: str = "adagrad") -> Iterator[OneTable]:
-    """Fills the table for everyone: `rows` as in a full run, optimizer `adagrad` or `sgd`."""
+def open_table(
+    scale: Scale, rows: int, dim: int, optimizer: str = "adagrad", kind: IdKind = SPREAD
+) -> Iterator[OneTable]:
+    """Fills the table for everyone: `rows` as in a full run, optimizer `adagrad` or `sgd`, the kind of our ids."""
     rows = scale.of(rows)
-    with RecStoreTable(rows, dim, _OPTIMIZERS[optimizer]) as ours:
+    with RecStoreTable(rows, dim, _OPTIMIZERS[optimizer], kind=kind) as ours:
         theirs = FbgemmTables(1, rows, dim, optimizer) if fbgemm.is_installed() else None
         yield OneTable(rows, dim, Yardstick(rows, dim, optimizer), ours, TorchTable(rows, dim, optimizer), theirs)
 

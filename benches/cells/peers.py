@@ -1,6 +1,6 @@
 """Full steps of 26 tables in the hands of all libraries that have such tables, in one process; for the picture in docs.
 
-Shape suffixes: F features, B examples, D dim.
+Shape suffixes: F features, B examples, N ids of all features, D dim.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benches.competitors import fbgemm, sharded_torchrec
 from benches.competitors.fbgemm import FbgemmTables
 from benches.competitors.recstore import ADAGRAD, fill, new_name
 from benches.competitors.torch_modules import TorchCollection
-from benches.ids import turn_of
+from benches.ids import KINDS, IdKind, turn_of
 from benches.measured import Axis, Case, Competitor
 from benches.scale import Scale
 from recstore_ops import KeyedJaggedTensor, RecStoreClient, RecStoreEmbeddingBagCollection, SparseOptimizer
@@ -33,16 +33,22 @@ _BATCHES = 8
 
 
 def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
-    """One stage a dim."""
+    """One stage a dim and kind of ids."""
     if CELL not in chosen:
         return []
     return [
-        Stage(CELL, f"{TABLES} tables of dim {dim} of everyone", scale.steps.rounds, partial(_cases, scale, dim))
+        Stage(
+            CELL,
+            f"{TABLES} tables of dim {dim} of everyone, ids {kind}",
+            scale.steps.rounds,
+            partial(_cases, scale, dim, kind),
+        )
         for dim in DIMS
+        for kind in KINDS
     ]
 
 
-def _cases(scale: Scale, dim: int) -> Iterator[Case]:
+def _cases(scale: Scale, dim: int, kind: IdKind) -> Iterator[Case]:
     rows, examples = scale.of(ROWS), scale.of(EXAMPLES)
     drawn = [ids.draw(rows, TABLES * examples, "uniform", seed).view(TABLES, examples) for seed in range(_BATCHES)]
     grad_BFD = gradients(examples * TABLES, dim).view(examples, TABLES, dim)
@@ -53,9 +59,10 @@ def _cases(scale: Scale, dim: int) -> Iterator[Case]:
         "examples": EXAMPLES,
         "ids a bag": 1,
         "threads": 2,
+        "ids": kind,
     }
     with ExitStack() as opened:
-        competitors = [opened.enter_context(_ours(rows, drawn, grad_BFD))]
+        competitors = [opened.enter_context(_ours(rows, drawn, grad_BFD, kind))]
         if fbgemm.is_installed():
             competitors.append(_fbgemm(rows, drawn, grad_BFD))
         competitors.append(_embedding_bags(rows, drawn, grad_BFD))
@@ -70,7 +77,7 @@ def _output(grad_BFD: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 @contextmanager
-def _ours(rows: int, drawn: list[Tensor], grad_BFD: Tensor) -> Iterator[Competitor]:
+def _ours(rows: int, drawn: list[Tensor], grad_BFD: Tensor, kind: IdKind) -> Iterator[Competitor]:
     names, dim = [new_name() for _ in range(TABLES)], grad_BFD.shape[-1]
     bags = RecStoreEmbeddingBagCollection(
         [
@@ -81,7 +88,8 @@ def _ours(rows: int, drawn: list[Tensor], grad_BFD: Tensor) -> Iterator[Competit
     )
     optimizer = SparseOptimizer(modules=[bags])
     lengths = torch.ones(drawn[0].numel(), dtype=torch.int64)
-    batch = turn_of([KeyedJaggedTensor(names, ids.ids_of(index_FB.flatten()), lengths=lengths) for index_FB in drawn])
+    values = [ids.ids_of(index_FB.flatten(), kind) for index_FB in drawn]
+    batch = turn_of([KeyedJaggedTensor(names, ids_N, lengths=lengths) for ids_N in values])
 
     def step(turn: int) -> None:
         bags(batch(turn)).backward(grad_BFD)
@@ -89,7 +97,7 @@ def _ours(rows: int, drawn: list[Tensor], grad_BFD: Tensor) -> Iterator[Competit
 
     try:
         for module in bags.embedding_bags.values():
-            fill(module.table.handle, dim, ids.all_ids(rows, rows))
+            fill(module.table.handle, dim, ids.all_ids(rows, rows, kind))
         yield Competitor(OURS, step, output=_output(grad_BFD))
     finally:
         for name in names:

@@ -58,7 +58,7 @@ def _cases(scale: Scale, setting: Setting) -> Iterator[Case]:
     with ExitStack() as opened:
         types = _ROWS[setting.rows]
         ours = {name: opened.enter_context(RecStoreTable(rows, dim, dtype=dtype)) for name, dtype in types.items()}
-        batches = ids.batches(rows, scale.of(setting.batch), setting.ids)
+        batches = ids.batches(rows, scale.of(setting.batch), setting.drawn)
         limits = {name: Yardstick(rows, dim, dtype=TYPES[name]) for name in LIMITS}
         tables = _Tables(limits, ours, batches)
         yield Case(CELL, _axes("lookup", setting), list(_lookups(tables)), scale.lookups)

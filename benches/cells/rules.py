@@ -98,7 +98,7 @@ def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
 
 def _cases(scale: Scale, setting: Setting) -> Iterator[Case]:
     rows, dim = scale.of(setting.rows), setting.dim
-    batches = ids.batches(rows, scale.of(setting.batch), setting.ids)
+    batches = ids.batches(rows, scale.of(setting.batch), setting.drawn)
     grad_ND = gradients(len(batches[0].ids), dim)
     with RecStoreTable(rows, dim) as adagrad:
         for rule in RULES:

@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from benches.ids import Distribution
+from benches.ids import IN_RANDOM_ORDER, KINDS, SPREAD, Distribution, IdKind
 from benches.measured import Axis, OutputState
 
 THOUSAND, MILLION = 1_000, 1_000_000
 BATCH, LARGE_BATCH = 65_536, 1_048_576
 
 
+Table = tuple[int, int, IdKind]
+"""Rows, dim, and the kind of its ids."""
+
+
 @dataclass(frozen=True)
 class Setting:
-    """Sizes as in a full run, distribution of the ids, state of the output, threads."""
+    """Sizes as in a full run, how rows are drawn, state of the output, threads, kind of the ids."""
 
     rows: int = MILLION
     dim: int = 64
     batch: int = BATCH
-    ids: Distribution = "uniform"
+    drawn: Distribution = "uniform"
     output: OutputState = "cold"
     threads: int = 2
+    ids: IdKind = SPREAD
 
     def axes(self) -> dict[str, Axis]:
         """The setting as columns of the report."""
@@ -29,10 +34,16 @@ class Setting:
             "rows": self.rows,
             "dim": self.dim,
             "ids a batch": self.batch,
-            "ids": self.ids,
+            "drawn": self.drawn,
             "output": self.output,
             "threads": self.threads,
+            "ids": self.ids,
         }
+
+    @property
+    def table(self) -> Table:
+        """The table that it is measured in."""
+        return self.rows, self.dim, self.ids
 
     @property
     def calls(self) -> int:
@@ -40,29 +51,38 @@ class Setting:
         return max(1, min(64, 4_096 // self.batch))
 
 
+def of_each_kind(settings: Iterable[Setting]) -> list[Setting]:
+    """Returns the settings with dense ids, then those with spread ones."""
+    settings = list(settings)
+    return [replace(setting, ids=kind) for kind in KINDS for setting in settings]
+
+
 def _on_one_and_two_threads(settings: Iterable[Setting]) -> list[Setting]:
     return [replace(setting, threads=threads) for setting in settings for threads in (1, 2)]
 
 
-STEPS = [
-    *_on_one_and_two_threads([Setting(), Setting(ids="zipf")]),
-    *[Setting(batch=batch) for batch in (1, 256)],
-    *_on_one_and_two_threads([Setting(batch=batch) for batch in (4_096, LARGE_BATCH)]),
-    *_on_one_and_two_threads([Setting(rows=8 * MILLION), Setting(rows=8 * MILLION, ids="zipf")]),
-    *_on_one_and_two_threads([Setting(rows=100 * THOUSAND)]),
-    *_on_one_and_two_threads([Setting(dim=dim) for dim in (8, 16, 128)]),
-]
-"""Settings of `step`; their order is the order of the report."""
+STEPS = of_each_kind(
+    [
+        *_on_one_and_two_threads([Setting(), Setting(drawn="zipf")]),
+        *[Setting(batch=batch) for batch in (1, 256)],
+        *_on_one_and_two_threads([Setting(batch=batch) for batch in (4_096, LARGE_BATCH)]),
+        *_on_one_and_two_threads([Setting(rows=8 * MILLION), Setting(rows=8 * MILLION, drawn="zipf")]),
+        *_on_one_and_two_threads([Setting(rows=100 * THOUSAND)]),
+        *_on_one_and_two_threads([Setting(dim=dim) for dim in (8, 16, 128)]),
+    ]
+)
+"""Settings of `step`; within a table their order is the order of the report."""
+
+_HOT = [Setting(rows=rows, drawn=skew, output="hot") for rows in (MILLION, 8 * MILLION) for skew in ("uniform", "zipf")]
 
 LOOKUPS = [
     *STEPS,
-    *_on_one_and_two_threads(
-        Setting(rows=rows, ids=skew, output="hot") for rows in (MILLION, 8 * MILLION) for skew in ("uniform", "zipf")
-    ),
+    *of_each_kind(_on_one_and_two_threads(_HOT)),
+    *_on_one_and_two_threads([Setting(dim=16, ids=IN_RANDOM_ORDER)]),
 ]
-"""Settings of `lookup`: those of `step`, and those with an output that was just written."""
+"""Settings of `lookup`: those of `step`, those with an output that was just written, and rows in random order."""
 
 
-def tables_of(settings: Iterable[Setting]) -> list[tuple[int, int]]:
-    """Returns the distinct (rows, dim), the smallest tables first."""
-    return sorted({(setting.rows, setting.dim) for setting in settings}, key=lambda table: (table[0] * table[1], table))
+def tables_of(settings: Iterable[Setting]) -> list[Table]:
+    """Returns the distinct tables, the smallest first."""
+    return sorted({setting.table for setting in settings}, key=lambda table: (table[0] * table[1], table))

@@ -25,7 +25,7 @@ EMBEDDING_BAG = "nn.EmbeddingBag"
 
 def step_case(table: OneTable, setting: Setting, scale: Scale, cell: str = CELL) -> Case:
     """The yardstick's step, our module and optimizer, FBGEMM's fused step, torch's."""
-    batches = ids.batches(table.rows, scale.of(setting.batch), setting.ids)
+    batches = ids.batches(table.rows, scale.of(setting.batch), setting.drawn, kind=setting.ids)
     grad_ND = gradients(len(batches[0].index), table.dim)
     return Case(
         cell,
@@ -46,10 +46,10 @@ def gradients(count: int, dim: int) -> Tensor:
 
 
 def limit_of(
-    yardstick: Yardstick, batches: list[Batch], grad_ND: Tensor, ids: Distribution = "uniform"
+    yardstick: Yardstick, batches: list[Batch], grad_ND: Tensor, drawn: Distribution = "uniform"
 ) -> Callable[[int], Tensor]:
-    """The yardstick's step on each batch: y1 and y2, with y3 between them unless the ids are uniform."""
-    if ids == "uniform":
+    """The yardstick's step on each batch: y1 and y2, with y3 between them unless rows are drawn uniformly."""
+    if drawn == "uniform":
         batch = turn_of(batches)
         return lambda turn: yardstick.step(batch(turn).index, batch(turn).distinct, grad_ND)
     grouped = turn_of([(batch, Grouped.of(batch.index)) for batch in batches])
@@ -68,7 +68,7 @@ def _competitors(table: OneTable, setting: Setting, batches: list[Batch], grad_N
     theirs = table.fbgemm
     batch = turn_of(batches)
     return present(
-        Competitor(YARDSTICK, limit_of(table.yardstick, batches, grad_ND, setting.ids), output=output),
+        Competitor(YARDSTICK, limit_of(table.yardstick, batches, grad_ND, setting.drawn), output=output),
         Competitor(OURS, lambda turn: table.ours.step(batch(turn).ids, grad_ND), YARDSTICK, output),
         theirs
         and Competitor(fbgemm.NAME, lambda turn: theirs.step(batch(turn).index, bag_ends_B, grad_ND), OURS, output),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benches import ids
+from benches.ids import IdKind
 from benches.yardstick import EPS, INITIAL_WEIGHT, LR
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer
 
@@ -34,12 +35,13 @@ class RecStoreTable:
     """A `DistEmbedding` whose rows are there, with its `SparseOptimizer`; a context manager that drops the table.
 
     Args:
-        rows: the number of rows; their ids are `benches.ids.ids_of` of their numbers.
+        rows: the number of rows.
         dim: elements a row.
         optimizer: kind and hyper-parameters.
         dtype: the type of the rows.
         state_dtype: that of what the rule keeps.
         memory_limit, disk: where rows lie, as in `DistEmbedding`.
+        kind: that of the rows' ids, which are `benches.ids.ids_of` of their numbers.
 
     Raises:
         ValueError: the configuration is invalid.
@@ -54,6 +56,7 @@ class RecStoreTable:
         state_dtype: str = "float32",
         memory_limit: int | None = None,
         disk: Path | None = None,
+        kind: IdKind = ids.SPREAD,
     ) -> None:
         self.dim = dim
         self.module = DistEmbedding(
@@ -68,7 +71,7 @@ class RecStoreTable:
         )
         self.handle = self.module.table.handle
         self._optimizer = SparseOptimizer(modules=[self.module])
-        fill(self.handle, dim, ids.all_ids(rows, _FILL_CHUNK))
+        fill(self.handle, dim, ids.all_ids(rows, _FILL_CHUNK, kind))
 
     def lookup(self, ids_N: Tensor) -> Tensor:
         """Reads rows by the operator, without autograd."""

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from benches import (  # noqa: E402
     targets,
     wording,
 )
-from benches.cells import TITLES, id_map, lookup, merge, neighbours, row_types  # noqa: E402
+from benches.cells import TITLES, id_map, lookup, merge, neighbours, peers, row_types  # noqa: E402
 from benches.cells.setting import LOOKUPS, STEPS, Setting, tables_of  # noqa: E402
 from benches.cells.stage import Stage  # noqa: E402
 from benches.competitors import fbgemm  # noqa: E402
@@ -202,6 +203,19 @@ def test_ids_stand_for_row_numbers_one_to_one() -> None:
     assert len(rows.unique()) == 10_000
 
 
+def test_dense_ids_are_the_row_numbers() -> None:
+    in_order, shuffled = (
+        torch.cat(list(ids.all_ids(10_000, 4_096, kind))) for kind in (ids.DENSE, ids.IN_RANDOM_ORDER)
+    )
+    assert torch.equal(in_order, torch.arange(10_000))
+    assert not torch.equal(shuffled, in_order)
+    assert torch.equal(shuffled.sort().values, in_order)
+    batch = ids.batches(10_000, 1_000, "uniform", kind=ids.DENSE)[0]
+    assert torch.equal(batch.ids, batch.index)
+    assert batch.ids.data_ptr() != batch.index.data_ptr(), "no other competitor has brought them into a cache"
+    assert torch.cat(ids.missing(10_000, 1_000, kind=ids.DENSE)).min() >= 10_000
+
+
 def test_distinct_rows_are_those_of_the_batch() -> None:
     batch = ids.batches(100, 1_000, "uniform")[0]
     assert torch.equal(batch.distinct.sort().values, batch.index.unique())
@@ -272,8 +286,15 @@ def test_tables_that_cannot_be_opened_are_an_error_of_their_stage() -> None:
 
 
 def test_every_setting_is_measured_in_a_table_of_its_size() -> None:
-    assert {(setting.rows, setting.dim) for setting in LOOKUPS} == set(tables_of(LOOKUPS))
+    assert {(setting.rows, setting.dim, setting.ids) for setting in LOOKUPS} == set(tables_of(LOOKUPS))
     assert len(LOOKUPS) == len(set(LOOKUPS))
+
+
+@pytest.mark.parametrize("settings", [LOOKUPS, STEPS, neighbours.SETTINGS], ids=["lookups", "steps", "neighbours"])
+def test_every_setting_is_measured_with_dense_and_with_spread_ids(settings: list[Setting]) -> None:
+    dense, spread_out = ([replace(one, ids="spread") for one in settings if one.ids == kind] for kind in ids.KINDS)
+    assert dense == spread_out
+    assert len(dense) > 10
 
 
 def lookups(yardstick: float, ours: float, **axes: Any) -> Timed:
@@ -282,11 +303,23 @@ def lookups(yardstick: float, ours: float, **axes: Any) -> Timed:
 
 
 def test_targets_are_held_against_the_worst_case() -> None:
-    found = targets.targets([lookups(100, 110), lookups(100, 150, threads=1), lookups(1, 9, ids="zipf")])
+    found = targets.targets([lookups(100, 110), lookups(100, 150, threads=1), lookups(1, 9, drawn="zipf")])
     target = next(target for target in found if target.text == "lookup over the yardstick, 1,000,000 rows")
     assert target.worst == targets.Seen(1.5, "threads 1")
     assert target.holds is False
     assert next(target for target in found if "FBGEMM" in target.text).holds is None
+
+
+def test_the_faster_peer_counts() -> None:
+    axes = Setting(dim=16, threads=1, ids="dense").axes()
+    rounds = {"recstore": [10.0] * 3, "FBGEMM": [15.0] * 3, "F.embedding": [13.0] * 3}
+    found = targets.targets([Timed("lookup", axes, rounds)])
+    target = next(
+        target for target in found if "faster peer's lookup over ours, 65,536 ids, dim 16, dense" in target.text
+    )
+    assert target.worst == targets.Seen(1.3, "F.embedding")
+    assert target.holds is False
+    assert [other for other in found if "faster peer" in other.text and other.seen] == [target]
 
 
 def test_a_figures_own_limit_is_a_target() -> None:
@@ -311,8 +344,8 @@ def between(ratio: float, **axes: Any) -> Timed:
 
 def test_a_size_is_compared_with_the_slower_one_of_its_neighbours() -> None:
     cases = [between(ratio, dim=dim) for dim, ratio in ((16, 1.5), (24, 1.8), (48, 9.0), (64, 1.2), (128, 7.0))]
-    cases += [between(1.0, ids="zipf"), between(3.0, ids="zipf 1.2")]
-    found = {(figure.axes["dim"], figure.axes["ids"]): figure.value for figure in derived.derive(cases)}
+    cases += [between(1.0, drawn="zipf"), between(3.0, drawn="zipf 1.2")]
+    found = {(figure.axes["dim"], figure.axes["drawn"]): figure.value for figure in derived.derive(cases)}
     # Neither shields the other: only cells with limits of their own are neighbours.
     assert found == {(24, "uniform"): 1.2, (48, "uniform"): 6.0, (64, "zipf 1.2"): 3.0}
     target = next(target for target in targets.targets(cases) if target.text == derived.NEIGHBOURS)
@@ -391,9 +424,9 @@ def test_the_summary_shows_the_figures_of_the_tables() -> None:
     assert len(shown.splitlines()) == 2 + 10
 
 
-def peers_case(dim: int, **milliseconds: float) -> Timed:
+def peers_case(dim: int, kind: ids.IdKind = "dense", **milliseconds: float) -> Timed:
     names = {"recstore": 1.0, "FBGEMM": 8.0, "nn.EmbeddingBag": 5.0, "TorchRec": 9.0} | milliseconds
-    return Timed("peers", {"dim": dim}, {name: [value * 1e6] * 3 for name, value in names.items()})
+    return Timed("peers", {"dim": dim, "ids": kind}, {name: [value * 1e6] * 3 for name, value in names.items()})
 
 
 MACHINE = {"commit": "abc1234", "processor": "a processor", "date": "2026-11-27"}
@@ -406,13 +439,16 @@ def test_the_same_figures_give_the_same_picture(tmp_path: Path) -> None:
         assert plots.draw_steps(path, [peers_case(16), peers_case(128, recstore=dim_128)], MACHINE)
     first, second, other = (path.read_text(encoding="utf-8") for path in paths)
     assert first == second
+    others = [peers_case(dim, "spread", recstore=50.0) for dim in peers.DIMS]
+    assert plots.draw_steps(paths[1], [peers_case(16), peers_case(128, recstore=2.0), *others], MACHINE)
+    assert paths[1].read_text(encoding="utf-8") == first
     assert {f">{steps}<" in first for steps in ("1,000", "500", "125")} == {True}
     assert ">250<" in other
     assert "commit abc1234, a processor, 2026-11-27" in first
 
 
 def test_no_picture_is_drawn_of_some_libraries(tmp_path: Path) -> None:
-    alone = Timed("peers", {"dim": 16}, {"recstore": [1e6], "FBGEMM": []})
+    alone = Timed("peers", {"dim": 16, "ids": "dense"}, {"recstore": [1e6], "FBGEMM": []})
     assert not plots.draw_steps(tmp_path / "steps.svg", [alone, peers_case(128)], MACHINE)
     assert not plots.draw_steps(tmp_path / "steps.svg", [peers_case(16)], MACHINE)
     assert not list(tmp_path.iterdir())

@@ -86,8 +86,8 @@ def test_a_figure_that_is_not_there_is_told(asked: tuple[str, ...], told: str) -
 
 def test_the_model_rests_on_recorded_figures() -> None:
     case = ("8,000,000", "64", "65,536", "uniform")
-    lookup = recorded("Lookup", "recstore", *case, "cold", "1")
-    step = recorded("Full step: lookup, backward, AdaGrad", "recstore", *case, "1")
+    lookup = recorded("Lookup", "recstore", *case, "cold", "1", "spread")
+    step = recorded("Full step: lookup, backward, AdaGrad", "recstore", *case, "1", "spread")
     assert scale_model.LOOKUP.value == lookup / 65_536
     assert scale_model.STEP.value == pytest.approx((step - lookup) / 65_536)
     assert scale_model.INDEX.value == recorded("The id map alone", "value", "memory")
