@@ -458,7 +458,7 @@ impl Handler {
             Management::Steps { table } => self.steps(client, TableId(*table))?,
             Management::CountSteps { table, from, to } => done(self.count_steps(*table, *from..*to))?,
             Management::Statistics { table } => {
-                Managed::Statistics { statistics: opened("statistics", table)?.statistics()? }
+                Managed::Statistics { statistics: Box::new(opened("statistics", table)?.statistics()?) }
             }
             Management::SavePart(part) => Managed::Saved { report: self.save_part(part)? },
             Management::Commit(part) => done(commit(part))?,

@@ -299,7 +299,7 @@ pub enum Managed {
     /// What a table holds.
     Statistics {
         /// The figures.
-        statistics: TableStatistics,
+        statistics: Box<TableStatistics>,
     },
     /// How far a table is, and who may be taking a step of it.
     Steps {
