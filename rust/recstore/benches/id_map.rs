@@ -22,11 +22,24 @@ fn main() {
     report("find / gather of one line", mean(|figure| figure.find), "x", "<= 1.2");
     report("insert / filling slots, speed", mean(|figure| figure.insert), "x", "");
     report("memory", mean(|figure| figure.bytes_a_key), "bytes a key", "<= 26");
-    let growth: Vec<Growth> = (0..3).map(|_| grow(20_000_000 / scale)).collect();
+    report_growth("", &(0..20_000_000 / scale).map(id).collect::<Vec<_>>());
+    report_growth(", dense in order", &(0..10_000_000 / scale as i64).collect::<Vec<_>>());
+    report_growth(", dense in random order", &shuffled(10_000_000 / scale));
+}
+
+/// Returns the numbers below `count`, in an order that looks like none.
+fn shuffled(count: usize) -> Vec<i64> {
+    let mut ids: Vec<i64> = (0..count as i64).collect();
+    ids.sort_unstable_by_key(|id| mix(*id));
+    ids
+}
+
+fn report_growth(what: &str, ids: &[i64]) {
+    let growth: Vec<Growth> = (0..3).map(|_| grow(ids)).collect();
     let best = |of: fn(&Growth) -> f64| growth.iter().map(of).fold(f64::INFINITY, f64::min);
-    report("median batch of fresh ids", best(|run| run.median) * 1e3, "ms", "");
-    report("99th percentile / median batch", best(|run| run.p99 / run.median), "x", "<= 4");
-    report("slowest / median batch", best(|run| run.max / run.median), "x", "<= 10");
+    report(&format!("median batch of fresh ids{what}"), best(|run| run.median) * 1e3, "ms", "");
+    report(&format!("99th percentile / median batch{what}"), best(|run| run.p99 / run.median), "x", "<= 4");
+    report(&format!("slowest / median batch{what}"), best(|run| run.max / run.median), "x", "<= 10");
 }
 
 fn report(cell: &str, value: f64, unit: &str, limit: &str) {
@@ -121,13 +134,9 @@ struct Growth {
     max: f64,
 }
 
-fn grow(keys: usize) -> Growth {
+fn grow(ids: &[i64]) -> Growth {
     let mut map = IdMap::default();
-    let batch = BATCH.min(keys / 100);
-    let batches = (0..keys / batch).map(|number| {
-        let ids: Vec<i64> = (number * batch..(number + 1) * batch).map(id).collect();
-        seconds(|| map.insert(&ids))
-    });
+    let batches = ids.chunks_exact(BATCH.min(ids.len() / 100)).map(|ids| seconds(|| map.insert(ids)));
     let mut times: Vec<f64> = batches.collect();
     times.sort_unstable_by(f64::total_cmp);
     Growth { median: times[times.len() / 2], p99: times[times.len() * 99 / 100], max: times[times.len() - 1] }
