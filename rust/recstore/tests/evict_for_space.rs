@@ -137,3 +137,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn ids_far_from_each_other_find_the_room_of_those_side_by_side() {
+    for more in ["", r#", "capacity": 1000000, "policy": "lfu""#] {
+        let store = store();
+        let table = open(&store, "t", DIM, &config(more));
+        for start in (0..20_000).step_by(500) {
+            step(&store, table, &(start..start + 500).collect::<Vec<i64>>());
+        }
+        for start in (0..20_000).step_by(500) {
+            let ids: Vec<i64> = (start..start + 500).map(|number| number << 40).collect();
+            step(&store, table, &ids);
+            assert!(ids.iter().all(|id| is_there(&store, table, *id)), "{start}");
+            assert!(store.statistics(table).unwrap().bytes <= LIMIT);
+        }
+    }
+}

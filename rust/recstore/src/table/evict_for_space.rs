@@ -1,5 +1,6 @@
 //! Rows that leave at once because a memory limit leaves no room for new ones.
 
+use super::growth::Growth;
 use super::ids::row_index::RowIndex;
 use super::rows::Rows;
 use super::sweep::rank;
@@ -12,23 +13,20 @@ use crate::lifecycle::Least;
 const SHARE: usize = 16;
 
 impl Rows {
-    /// Takes the least rows by the policy of `config` away, but for those at the indices `needed`, so that `count` new
-    /// ones find room where they were. Returns whether they do; if not, all rows are still there.
+    /// Takes the least rows by the policy of `config` away, but for those at the indices `needed`, so that new ones find
+    /// room where they were. Returns whether they do; if not, all rows are still there.
     ///
     /// # Errors
     /// [`crate::Error::Disk`], likewise.
-    pub(super) fn displace(&mut self, config: &EvictionConfig, count: usize, needed: &[u32]) -> Result<bool> {
+    pub(super) fn displace(&mut self, config: &EvictionConfig, new: Growth, needed: &[u32]) -> Result<bool> {
+        // As many rows as leave come: what else is needed must fit beside those that are there.
+        let (count, besides) = (new.rows, Growth { rows: 0, ..new });
         let spared = self.spared(config, needed);
         let available = self.ids.len() - spared.count();
-        if available < count {
+        if available < count || !self.fits(besides) {
             return Ok(false);
         }
         let leaving = (self.ids.len() / SHARE).clamp(count, available);
-        // Each is noted for the next delta.
-        if self.changes.bytes_to_delete(leaving) as u64 > self.room() {
-            // Without room for the notes there are none, and the next save writes all rows.
-            self.changes.forget();
-        }
         let leaving = self.least(config, leaving, &spared);
         self.evictions += self.delete(&leaving)? as u64;
         Ok(true)

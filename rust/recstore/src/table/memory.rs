@@ -55,7 +55,7 @@ impl Table {
         let Err(refusal) = rows.admit(count) else { return Ok(count) };
         if let (Some(eviction), Some(needed)) = (&self.config.eviction, new_rows.needed) {
             let needed = needed(rows);
-            if rows.displace(eviction, count.rows, &needed)? && rows.admit(count).is_ok() {
+            if rows.displace(eviction, count, &needed)? && rows.admit(count).is_ok() {
                 return Ok(count);
             }
         }
@@ -105,7 +105,7 @@ impl Rows {
     }
 
     /// Returns the least bytes with which there can be `growth`. Rows of a table with a slot file need one slab.
-    fn bytes_after(&self, growth: Growth) -> u64 {
+    pub(super) fn bytes_after(&self, growth: Growth) -> u64 {
         let records = match self.tier {
             None => self.storage.bytes_for(self.allocator.high_water_after(growth.rows)),
             Some(_) => self.storage.bytes_for(self.storage.slab_records()),
@@ -113,7 +113,13 @@ impl Rows {
         (self.index_bytes_after(growth) + records) as u64
     }
 
+    /// Sees that `growth` fits the limits, and charges it.
+    pub(super) fn fits(&mut self, growth: Growth) -> bool {
+        self.admit(growth).is_ok()
+    }
+
     fn admit(&mut self, growth: Growth) -> std::result::Result<(), Refusal> {
+        self.ids.note_leaving(self.usages.is_some() && self.is_limited());
         let (in_use, needed) = (self.memory().bytes(), self.bytes_after(growth));
         let requested = needed.saturating_sub(in_use);
         if needed > self.limit {
@@ -129,7 +135,12 @@ impl Rows {
 
     /// Returns the bytes that table and store may still take.
     pub(super) fn room(&self) -> u64 {
-        let (own, needed) = (self.memory().bytes(), self.bytes_after(Growth::NONE));
+        self.room_beside(self.bytes_after(Growth::NONE))
+    }
+
+    /// Returns what table and store may take besides so many bytes of the table's.
+    pub(super) fn room_beside(&self, needed: u64) -> u64 {
+        let own = self.memory().bytes();
         let budget = self.account.budget();
         let others = budget.in_use().saturating_sub(own);
         let of_store = budget.limit().map_or(u64::MAX, |limit| limit.saturating_sub(others));

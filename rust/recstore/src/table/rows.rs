@@ -78,7 +78,7 @@ impl Rows {
         self.make_room();
         self.place_new(&[index]);
         self.ids.insert(id, index);
-        self.gather_ids();
+        self.gather_new_ids();
         self.forget(id);
         self.note_created(index, id, self.stamp(self.step.saturating_add(1)));
         self.inserts += 1;
@@ -138,6 +138,11 @@ impl Rows {
         let before = self.ids.len();
         // The only part that can fail comes before the first row goes.
         self.copy_before_delete(ids.iter().filter_map(|id| self.ids.find(*id)))?;
+        // Each is noted for the next delta.
+        if self.is_limited() && self.changes.bytes_to_delete(ids.len()) as u64 > self.room() {
+            // Without room for the notes there are none, and the next save writes all rows.
+            self.changes.forget();
+        }
         for &id in ids {
             if let Some(index) = self.remove(id) {
                 self.changes.deleted(index, id);
@@ -164,20 +169,24 @@ impl Rows {
             self.note_created(*index, *id, self.stamp(self.step));
         }
         self.ids.insert_each(ids, &indices);
-        self.gather_ids();
+        self.gather_new_ids();
         self.inserts += ids.len() as u64;
     }
 
-    /// Lets ids that came lately go where they take less, as far as there is room.
     #[inline(always)]
-    fn gather_ids(&mut self) {
+    fn gather_new_ids(&mut self) {
+        // Of a table with a slot file the next call does it, which can give frames back for what it takes.
+        if self.tier.is_none() {
+            self.gather_ids(Growth::NONE);
+        }
+    }
+
+    /// Lets ids that came lately go where they take less, as far as there is room beside `new` rows.
+    #[inline(always)]
+    pub(super) fn gather_ids(&mut self, new: Growth) {
         if self.ids.is_due() {
-            let room = if self.is_limited() {
-                usize::try_from(self.room()).unwrap_or(usize::MAX)
-            } else {
-                usize::MAX
-            };
-            self.ids.gather(room);
+            let room = if self.is_limited() { self.room_beside(self.bytes_after(new)) } else { u64::MAX };
+            self.ids.gather(usize::try_from(room).unwrap_or(usize::MAX));
         }
     }
 

@@ -16,6 +16,8 @@ impl Rows {
     pub(super) fn make_ready(&mut self, executor: &dyn Executor, indices: &[u32], new: Growth) -> Result<()> {
         let Some(tier) = &self.tier else { return Ok(()) };
         tier.check()?;
+        // Before frames are counted: pages take their memory.
+        self.gather_ids(new);
         // Before rows are pinned: a slab that goes back takes its rows along, pinned or not.
         self.shrink_frames(executor, new)?;
         let cold = self.pin(indices);

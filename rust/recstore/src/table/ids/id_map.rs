@@ -47,9 +47,17 @@ pub(crate) struct IdMap {
     samples: Vec<i64>,
     /// How many new ids have not paid for a gathering yet.
     paying: usize,
+    /// Whether new ids go to the lines, wherever they lie.
+    is_for_lines: bool,
 }
 
 impl IdMap {
+    /// Says whether ids leave for others where there is no room: then all new ones go to the lines. What a page takes
+    /// would be missing when its ids leave and others come that are far from each other.
+    pub(crate) fn note_leaving(&mut self, others_leave: bool) {
+        self.is_for_lines = others_leave;
+    }
+
     /// Returns the index of `id`.
     #[inline]
     pub(crate) fn find(&self, id: i64) -> Option<RowIndex> {
@@ -100,13 +108,16 @@ impl IdMap {
     #[inline]
     pub(crate) fn insert(&mut self, id: i64, index: RowIndex) {
         self.paying += 1;
-        if !self.pages.put(id, index) {
+        if self.is_for_lines || !self.pages.put(id, index) {
             self.put_in_lines(&[id], &[index]);
         }
     }
 
     /// Gives each of `ids`, which have none and are distinct, its index.
     pub(crate) fn insert_each(&mut self, ids: &[i64], indices: &[RowIndex]) {
+        if self.is_for_lines {
+            return self.put_in_lines(ids, indices);
+        }
         self.paying += ids.len();
         let (mut others, mut their_indices) = (Vec::new(), Vec::new());
         let mut rest = (ids, indices);
@@ -123,9 +134,9 @@ impl IdMap {
 
     fn put_in_lines(&mut self, ids: &[i64], indices: &[RowIndex]) {
         self.lines.insert_each(ids, indices.iter().copied());
-        let first = IDS_PER_SAMPLE - 1 - self.since_sample % IDS_PER_SAMPLE;
-        self.samples.extend(ids.iter().skip(first).step_by(IDS_PER_SAMPLE));
-        self.since_sample = (self.since_sample + ids.len()) % IDS_PER_SAMPLE;
+        if !self.is_for_lines {
+            self.sample(ids);
+        }
         if self.expected > 0 && self.lines.len() >= IDS_BEFORE_RESERVING {
             let share = self.lines.len() as f64 / self.len() as f64;
             let expected = std::mem::take(&mut self.expected);
@@ -133,10 +144,16 @@ impl IdMap {
         }
     }
 
+    fn sample(&mut self, ids: &[i64]) {
+        let first = IDS_PER_SAMPLE - 1 - self.since_sample % IDS_PER_SAMPLE;
+        self.samples.extend(ids.iter().skip(first).step_by(IDS_PER_SAMPLE));
+        self.since_sample = (self.since_sample + ids.len()) % IDS_PER_SAMPLE;
+    }
+
     /// Whether [`IdMap::gather`] has something to do.
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {
-        self.paying >= IDS_PER_GATHERING && !self.samples.is_empty()
+        !self.is_for_lines && self.paying >= IDS_PER_GATHERING && !self.samples.is_empty()
     }
 
     /// Gathers pages of ids that came lately, within `room` bytes.
@@ -232,8 +249,11 @@ impl IdMap {
 
     /// Returns the most bytes in use when there are `more` ids. What is gathered then must find room of its own.
     pub(crate) fn bytes_after(&self, more: usize) -> usize {
-        let lines = self.lines.bytes_after(more).max(IdLines::bytes_reserved(self.expected));
-        lines + self.pages.bytes_after(more)
+        let reserved = IdLines::bytes_reserved(self.expected);
+        if self.is_for_lines {
+            return self.lines.bytes_after(self.pages.len() + more).max(reserved) + self.pages.bytes();
+        }
+        self.lines.bytes_after(more).max(reserved) + self.pages.bytes_after(more)
     }
 }
 
@@ -264,6 +284,7 @@ mod tests {
         InsertEach(i64, usize, i64),
         Remove(i64, usize, i64),
         Gather(usize),
+        NoteLeaving(bool),
     }
 
     fn start() -> impl Strategy<Value = i64> {
@@ -286,6 +307,7 @@ mod tests {
             2 => some.clone().prop_map(|(start, count, step)| Change::InsertEach(start, count, step)),
             3 => some.prop_map(|(start, count, step)| Change::Remove(start, count, step)),
             1 => prop_oneof![Just(0), 0..20_000usize, Just(usize::MAX)].prop_map(Change::Gather),
+            1 => any::<bool>().prop_map(Change::NoteLeaving),
         ]
     }
 
@@ -332,6 +354,7 @@ mod tests {
                         assert_eq!(self.map.remove(id).map(|index| index.0), self.model.remove(&id), "{id}");
                     }
                 }
+                Change::NoteLeaving(others_leave) => self.map.note_leaving(others_leave),
                 Change::Gather(room) => {
                     let before = self.map.bytes();
                     self.map.gather(room);
