@@ -106,9 +106,9 @@ test: venv ## all that must hold before a change goes in; sets up all it needs
 	$(BIN)/python .ci/parts.py build-tests test-rust+test-python+check test-served
 
 .PHONY: test-all
-test-all: venv ## everything, and writes down what it took: AddressSanitizer, servers, ranks, Ray, trainers, kills, churn, the site
+test-all: venv ## everything, and writes down what it took: AddressSanitizer, servers, ranks, Ray, trainers, kills, churn, pages, the site
 	$(BIN)/python .ci/parts.py --record docs/testing.md build-tests check docs test-rust test-torch test-sanitized \
-	  test-python-all+test-kills test-served-all test-trainers test-churn
+	  test-python-all+test-kills test-served-all test-trainers test-churn test-pages
 
 .PHONY: build-tests
 build-tests: $(DEVELOPED)
@@ -247,6 +247,11 @@ $(TRAINERS_READY): requirements-trainers.txt $(TOOLS_READY)
 .PHONY: test-churn
 test-churn: ## 100 million ids through one table: time and memory of its last part as of its first
 	RECSTORE_CHURN=100000000 cargo test --quiet --release --package recstore --test churn
+
+.PHONY: test-pages
+test-pages: $(DEVELOPED) ## 10,000 histories of a table, beside the same table without pages of ids
+	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) PROPTEST_CASES=10000 \
+	  cargo test --quiet $(DEVELOPED_CRATES) --lib pages_change_no_result
 
 # Not a part of `make test-all`: leave it alone with a machine for a night.
 .PHONY: test-long

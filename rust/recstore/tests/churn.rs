@@ -66,7 +66,7 @@ fn a_table_with_a_capacity_stays_as_it_is_for_ever() {
     // A sweep, and what comes until its rows leave.
     assert!(statistics.rows <= CAPACITY + 15 * IDS_PER_STEP, "{statistics:?}");
     let (first, last) = (bytes[0], bytes[bytes.len() - 1]);
-    assert_eq!(first.0, last.0, "the table grew");
+    assert!(last.0 <= first.0 + first.0 / 100, "the table grew from {} to {} bytes", first.0, last.0);
     assert!(last.1 <= first.1 + SLACK_BYTES, "the process grew from {} to {} bytes", first.1, last.1);
     if steps >= settled + 4 * STEPS_COMPARED {
         // They take turns, so that a slow moment of the machine is one of both.

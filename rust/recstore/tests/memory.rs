@@ -127,3 +127,32 @@ fn a_limit_is_kept_as_seen_from_outside() {
     assert!(peak <= LIMIT as f64 + beside && memory.bytes() <= LIMIT, "{peak} at most, told are {memory:?}");
     assert!(memory.disk_bytes > LIMIT && memory.bytes() > LIMIT * 8 / 10, "{memory:?}");
 }
+
+/// Writes a row of each id, in batches.
+fn write_all(config: &str, dim: usize, ids: impl Iterator<Item = i64>) -> recstore::MemoryUse {
+    let store = LocalStore::new(Box::new(Serial));
+    let table = store.open_numbered("t", &TableConfig::from_json(dim, config).unwrap()).unwrap();
+    let (ids, rows): (Vec<i64>, _) = (ids.collect(), vec![0.5; BATCH * dim]);
+    for batch in ids.chunks(BATCH) {
+        store.write(table, batch, &rows[..batch.len() * dim]).unwrap();
+    }
+    store.statistics(table).unwrap().memory
+}
+
+#[test]
+fn rows_of_ids_in_order_take_little_more_than_rows_and_state() {
+    let memory = write_all(r#"{"optimizer": {"kind": "adagrad"}}"#, 64, 0..1_000_000);
+    let ratio = memory.bytes() as f64 / (memory.row_bytes + memory.slot_bytes) as f64;
+    assert_eq!((memory.row_bytes + memory.slot_bytes, memory.linear_ids), (512_000_000, 1_000_000));
+    assert!(ratio <= 1.025, "{ratio} times rows and state: {memory:?}");
+}
+
+#[test]
+fn ids_all_over_int64_take_what_docs_operations_says() {
+    const ROWS: u64 = 1_000_000;
+    let ids = (1..=ROWS).map(|number| number.wrapping_mul(0x9E37_79B9_7F4A_7C15).cast_signed());
+    let memory = write_all(r#"{"optimizer": {"kind": "sgd"}}"#, 16, ids);
+    assert_eq!(memory.hash_ids, ROWS);
+    let [index, free] = [memory.index_bytes, memory.free_bytes].map(|bytes| bytes as f64 / ROWS as f64);
+    assert!((37.0..=39.0).contains(&index) && free <= 2.0, "{index} bytes a row and {free} free: {memory:?}");
+}

@@ -10,4 +10,6 @@ mod merging;
 pub(crate) mod prefetch;
 mod save_lock;
 mod tables;
+#[cfg(test)]
+mod tests;
 pub(crate) mod unapplied_gradients;

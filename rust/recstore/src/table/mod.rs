@@ -56,6 +56,8 @@ pub(crate) use ids::id_lines::{BEHIND, Bucket, IdLines};
 pub(crate) use ids::id_map::IdMap;
 pub use ids::places::TAG_WORDS;
 pub(crate) use ids::row_index::{NO_INDEX, RowIndex};
+#[cfg(test)]
+pub(crate) use ids::without_pages::without_pages;
 pub(crate) use initial_values::initializer::Initializer;
 pub(crate) use reading::read_each;
 pub(crate) use replacing::replace_rows;

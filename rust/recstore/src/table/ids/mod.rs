@@ -9,3 +9,5 @@ pub(super) mod places;
 pub(super) mod row_ids;
 pub(super) mod row_index;
 mod slots;
+#[cfg(test)]
+pub(super) mod without_pages;
