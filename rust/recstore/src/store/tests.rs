@@ -34,7 +34,7 @@ const BESIDES: [&str; 5] = [
 
 /// What becomes of a row for which there is no room.
 #[derive(Debug, Clone, Copy)]
-enum Room {
+enum Overflow {
     Unlimited,
     /// It is refused.
     Refused(u64),
@@ -48,7 +48,7 @@ enum Room {
 struct Setting {
     optimizer: usize,
     besides: usize,
-    room: Room,
+    room: Overflow,
     dim: usize,
     block_size: usize,
     threads: usize,
@@ -87,18 +87,18 @@ enum Op {
 fn setting() -> impl Strategy<Value = Setting> {
     let limit = || 30_000..700_000u64;
     let room = prop_oneof![
-        5 => Just(Room::Unlimited),
-        2 => limit().prop_map(Room::Refused),
-        1 => limit().prop_map(Room::Displacing),
-        2 => limit().prop_map(Room::OnDisk),
+        5 => Just(Overflow::Unlimited),
+        2 => limit().prop_map(Overflow::Refused),
+        1 => limit().prop_map(Overflow::Displacing),
+        2 => limit().prop_map(Overflow::OnDisk),
     ];
     let table = (0..OPTIMIZERS.len(), 0..BESIDES.len(), room, prop::sample::select(&[3usize, 24][..]));
     (table, prop::sample::select(&[64usize, 10_240][..]), 1..3usize, 0..8usize).prop_map(
         |((optimizer, besides, room, dim), block_size, threads, simd)| {
             let besides = match room {
-                Room::Displacing(_) => 0,
+                Overflow::Displacing(_) => 0,
                 // With an eviction, rows would leave for others.
-                Room::Refused(_) | Room::OnDisk(_) if BESIDES[besides].contains("eviction") => 0,
+                Overflow::Refused(_) | Overflow::OnDisk(_) if BESIDES[besides].contains("eviction") => 0,
                 _ => besides,
             };
             Setting { optimizer, besides, room, dim, block_size, threads, simd }
@@ -201,7 +201,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// What a call gives: ids, indices or counts, and bits of rows.
-type Given = Result<(Vec<i64>, Vec<u32>)>;
+type Answer = Result<(Vec<i64>, Vec<u32>)>;
 
 /// A store with one table.
 struct Side {
@@ -215,7 +215,7 @@ impl Side {
         Self { store, table }
     }
 
-    fn call(&self, op: &Op, number: usize) -> Given {
+    fn call(&self, op: &Op, number: usize) -> Answer {
         let dim = self.table.dim();
         match op {
             Op::Write(ids, is_refused) => {
@@ -291,7 +291,7 @@ impl Side {
     }
 
     /// Returns bags of some ids, pooled in each way.
-    fn bags(&self, ids: &[i64]) -> Given {
+    fn bags(&self, ids: &[i64]) -> Answer {
         let mut pooled = vec![0.0; 3 * self.table.dim()];
         let (mut all, mut positions) = (Vec::new(), vec![0; pooled.len()]);
         let end = ids.len() as i64;
@@ -312,7 +312,7 @@ impl Side {
     }
 
     /// Returns rows and indices of some ids.
-    fn rows(&self, ids: &[i64]) -> Given {
+    fn rows(&self, ids: &[i64]) -> Answer {
         let (mut indices, mut rows) = (vec![0; ids.len()], vec![0.0; ids.len() * self.table.dim()]);
         self.table.lookup(ids, false, &mut indices, &mut rows)?;
         Ok((indices, bits(&rows)))
@@ -352,12 +352,12 @@ impl Both {
         let levels = SimdLevel::available();
         let store = LocalStore::new(executor).with_simd(levels[setting.simd % levels.len()]).unwrap();
         let room = match setting.room {
-            Room::Unlimited => String::new(),
-            Room::Refused(limit) => format!(r#", "memory_limit": {limit}"#),
-            Room::Displacing(limit) => {
+            Overflow::Unlimited => String::new(),
+            Overflow::Refused(limit) => format!(r#", "memory_limit": {limit}"#),
+            Overflow::Displacing(limit) => {
                 format!(r#", "memory_limit": {limit}, "eviction": {{"capacity": 1000000}}"#)
             }
-            Room::OnDisk(limit) => {
+            Overflow::OnDisk(limit) => {
                 format!(r#", "memory_limit": {limit}, "disk": {:?}"#, directory.path())
             }
         };
@@ -376,7 +376,7 @@ impl Both {
                 return self.reference.put_state_of(&self.subject);
             }
             // The sides have evictions of their own then.
-            Op::Evict(_) if matches!(self.setting.room, Room::Displacing(_)) => return,
+            Op::Evict(_) if matches!(self.setting.room, Overflow::Displacing(_)) => return,
             _ => {}
         }
         let given = if self.has_pages {
@@ -385,11 +385,11 @@ impl Both {
             without_pages(|| self.subject.call(op, number))
         };
         if let (Err(Error::MemoryLimit { .. }), false) =
-            (&given, matches!(self.setting.room, Room::Unlimited))
+            (&given, matches!(self.setting.room, Overflow::Unlimited))
         {
             return;
         }
-        if let (Room::Displacing(_), Op::Write(..) | Op::Insert(_) | Op::Update(..) | Op::Train(_)) =
+        if let (Overflow::Displacing(_), Op::Write(..) | Op::Insert(_) | Op::Update(..) | Op::Train(_)) =
             (self.setting.room, op)
         {
             self.take_displaced();
@@ -409,7 +409,7 @@ impl Both {
     }
 
     fn save_and_load(&mut self) {
-        if let Room::Displacing(_) = self.setting.room {
+        if let Overflow::Displacing(_) = self.setting.room {
             return;
         }
         let saved = tempfile::tempdir().unwrap();
@@ -427,7 +427,7 @@ impl Both {
                 self.directory = directory;
             }
             // A map that was loaded may have room that one which grew has not.
-            Err(Error::MemoryLimit { .. }) if !matches!(self.setting.room, Room::Unlimited) => return,
+            Err(Error::MemoryLimit { .. }) if !matches!(self.setting.room, Overflow::Unlimited) => return,
             Err(error) => panic!("{error}"),
         }
         self.reference = without_pages(|| {
@@ -440,7 +440,7 @@ impl Both {
     /// Compares all that can be seen.
     fn compare(&self) {
         let [ids, expected] = [&self.subject, &self.reference].map(|side| side.table.ids().unwrap());
-        let displaces = matches!(self.setting.room, Room::Displacing(_));
+        let displaces = matches!(self.setting.room, Overflow::Displacing(_));
         let sorted = |mut ids: Vec<i64>| {
             ids.sort_unstable();
             ids
@@ -478,13 +478,13 @@ impl Both {
         assert_eq!(of_reference.linear_ids + of_reference.array_ids, 0);
         assert!(self.has_pages || memory.linear_ids + memory.array_ids == 0);
         match self.setting.room {
-            Room::Refused(limit) | Room::Displacing(limit) => assert!(memory.bytes() <= limit, "{memory:?}"),
+            Overflow::Refused(limit) | Overflow::Displacing(limit) => assert!(memory.bytes() <= limit, "{memory:?}"),
             // One slab of frames stays whatever the index takes.
-            Room::OnDisk(limit) => {
+            Overflow::OnDisk(limit) => {
                 let least = memory.index_bytes + limit / 16 + 4_096;
                 assert!(memory.bytes() <= limit.max(least), "{limit} bytes: {memory:?}");
             }
-            Room::Unlimited => {}
+            Overflow::Unlimited => {}
         }
     }
 }
@@ -496,7 +496,7 @@ proptest! {
     })]
     #[test]
     fn pages_change_no_result(setting in setting(), ops in prop::collection::vec(op(), 1..14)) {
-        let is_limited = !matches!(setting.room, Room::Unlimited);
+        let is_limited = !matches!(setting.room, Overflow::Unlimited);
         let mut all = vec![Both::new(&setting, true)];
         all.extend(is_limited.then(|| Both::new(&setting, false)));
         for both in &mut all {
@@ -509,7 +509,7 @@ proptest! {
 }
 
 const PLAIN: Setting =
-    Setting { optimizer: 1, besides: 0, room: Room::Unlimited, dim: 3, block_size: 64, threads: 1, simd: 0 };
+    Setting { optimizer: 1, besides: 0, room: Overflow::Unlimited, dim: 3, block_size: 64, threads: 1, simd: 0 };
 
 #[test]
 fn what_is_compared_lies_in_pages_and_in_lines() {
@@ -547,7 +547,7 @@ fn a_table_on_disk_keeps_its_limit_while_ids_go_to_pages() {
 fn a_table_keeps_its_limit_when_its_rows_are_deleted_after_a_save() {
     // As many rows as just fit, so that no notes of the deleted ones do.
     for limit in (101_000..103_000).step_by(100) {
-        let setting = Setting { optimizer: 0, room: Room::Refused(limit), block_size: 10_240, ..PLAIN };
+        let setting = Setting { optimizer: 0, room: Overflow::Refused(limit), block_size: 10_240, ..PLAIN };
         let mut both = Both::new(&setting, false);
         let sparse = Op::Update(Ids::Even(0, 1, 1), Ids::Sparse(0, 1_059));
         for op in [Op::SaveAndLoad, sparse, Op::Insert(Ids::Even(i64::MAX - 691, 419, 1)), Op::Thin] {
