@@ -478,7 +478,9 @@ impl Both {
         assert_eq!(of_reference.linear_ids + of_reference.array_ids, 0);
         assert!(self.has_pages || memory.linear_ids + memory.array_ids == 0);
         match self.setting.room {
-            Overflow::Refused(limit) | Overflow::Displacing(limit) => assert!(memory.bytes() <= limit, "{memory:?}"),
+            Overflow::Refused(limit) | Overflow::Displacing(limit) => {
+                assert!(memory.bytes() <= limit, "{memory:?}")
+            }
             // One slab of frames stays whatever the index takes.
             Overflow::OnDisk(limit) => {
                 let least = memory.index_bytes + limit / 16 + 4_096;
@@ -508,8 +510,15 @@ proptest! {
     }
 }
 
-const PLAIN: Setting =
-    Setting { optimizer: 1, besides: 0, room: Overflow::Unlimited, dim: 3, block_size: 64, threads: 1, simd: 0 };
+const PLAIN: Setting = Setting {
+    optimizer: 1,
+    besides: 0,
+    room: Overflow::Unlimited,
+    dim: 3,
+    block_size: 64,
+    threads: 1,
+    simd: 0,
+};
 
 #[test]
 fn what_is_compared_lies_in_pages_and_in_lines() {
