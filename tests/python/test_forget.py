@@ -86,6 +86,7 @@ def without(expected: Contents, gone: Tensor) -> Contents:
         "rows": statistics["rows"] - deleted,
         "deletes": statistics["deletes"] + deleted,
         "resident_rows": statistics["resident_rows"] - deleted,
+        "hash_ids": statistics["hash_ids"] - deleted,
     }
     kept = {name: values[stays] for name, values in slots.items()}
     return ids[stays], rows[stays], kept, statistics | changed

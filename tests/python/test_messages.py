@@ -43,6 +43,8 @@ LISTS = {
 
 def debug_formats(path: Path) -> set[str]:
     """The placeholders of a file, but for its tests, that show values as Rust writes them."""
+    if path.name == "tests.rs":
+        return set()
     text = path.read_text().partition("#[cfg(test)]\nmod tests")[0]
     return set(re.findall(r"\{\w*:#?\?\}", text))
 
