@@ -6,7 +6,7 @@ import copy
 import gc
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -709,14 +709,6 @@ def test_an_id_out_of_a_bounded_table_is_refused(name: str) -> None:
 # Compiled.
 
 BACKENDS = ["aot_eager", "inductor"]
-
-
-@pytest.fixture
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.usefixtures("fresh_compiler")

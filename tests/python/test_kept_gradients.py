@@ -47,15 +47,6 @@ def _native_merge() -> Iterator[None]:
     set_merge(kind)
 
 
-@pytest.fixture
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compiler caches do not know of effects, so they stay off."""
-    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def random(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
