@@ -131,9 +131,7 @@ impl Changed {
 
 impl Clone for Changed {
     fn clone(&self) -> Self {
-        let mut places = IdLines::default();
-        places.reserve(self.places.len());
-        self.places.entries().for_each(|(id, place)| places.insert(id, RowIndex(place)));
+        let places = IdLines::of(self.places.len(), self.places.entries());
         Self { places, rows: self.rows.clone(), free: self.free.clone(), ..*self }
     }
 }

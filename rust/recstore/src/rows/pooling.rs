@@ -258,6 +258,12 @@ impl<'a> Pooling<'a> {
         );
     }
 
+    /// Whether [`Pooling::take_each`] asks for a row that is taken later with each that it adds.
+    #[inline(always)]
+    pub(crate) fn asks_with_each(&self) -> bool {
+        self.adds_rows_up() && with_row_len!(self.columns.dim, asks_with_each(), false)
+    }
+
     /// Whether every row adds to its bag's sum.
     #[inline(always)]
     pub(crate) fn adds_rows_up(&self) -> bool {
@@ -353,7 +359,7 @@ struct Rows<'a> {
 impl<const LEN: usize> AddRows<LEN> for Rows<'_> {
     #[inline(always)]
     fn add(&mut self, sum: &mut [f32; LEN], place: usize, weight: f32) {
-        if LEN <= 16 {
+        if asks_with_each::<LEN>() {
             prefetch_later_known::<LEN>(self.upcoming, place);
         }
         prefetch_near_known::<LEN>(self.upcoming, place);
@@ -361,6 +367,13 @@ impl<const LEN: usize> AddRows<LEN> for Rows<'_> {
             add_known(sum, weight, row);
         }
     }
+}
+
+/// Whether a row that is taken later is asked for with each that is added: with rows of one line, of which so little is
+/// done that asking for a group of them waits.
+#[inline(always)]
+const fn asks_with_each<const LEN: usize>() -> bool {
+    LEN <= 16
 }
 
 /// Adds up rows of a known length.

@@ -189,10 +189,7 @@ impl Admission {
 fn halved_counts(counts: &IdLines, times: u32) -> IdLines {
     let kept =
         || counts.entries().map(|(id, count)| (id, halved(count, times))).filter(|(_, count)| *count > 0);
-    let mut map = IdLines::default();
-    map.reserve(kept().count());
-    kept().for_each(|(id, count)| map.insert(id, RowIndex(count)));
-    map
+    IdLines::of(kept().count(), kept())
 }
 
 fn add_counts(

@@ -45,7 +45,7 @@ impl Table {
         let at_most = new_rows.at_most;
         // Each position as a new row is a bound that costs nothing. Distinct ids are counted only near the
         // limit, so that a batch of known ids is never refused.
-        if at_most == Growth::NONE || rows.tier.is_none() && rows.admit(at_most).is_ok() {
+        if at_most == Growth::NONE || rows.tier.is_none() && rows.fits(at_most) {
             return Ok(at_most);
         }
         let count = (new_rows.count)(rows);
@@ -55,7 +55,7 @@ impl Table {
         let Err(refusal) = rows.admit(count) else { return Ok(count) };
         if let (Some(eviction), Some(needed)) = (&self.config.eviction, new_rows.needed) {
             let needed = needed(rows);
-            if rows.displace(eviction, count, &needed)? && rows.admit(count).is_ok() {
+            if rows.displace(eviction, count, &needed)? && rows.fits(count) {
                 return Ok(count);
             }
         }

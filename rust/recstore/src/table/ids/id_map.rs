@@ -107,8 +107,11 @@ impl IdMap {
     /// Gives `id`, which has none, an index.
     #[inline]
     pub(crate) fn insert(&mut self, id: i64, index: RowIndex) {
+        if self.is_for_lines {
+            return self.put_in_lines(&[id], &[index]);
+        }
         self.paying += 1;
-        if self.is_for_lines || !self.pages.put(id, index) {
+        if !self.pages.put(id, index) {
             self.put_in_lines(&[id], &[index]);
         }
     }
@@ -145,7 +148,7 @@ impl IdMap {
     }
 
     fn sample(&mut self, ids: &[i64]) {
-        let first = IDS_PER_SAMPLE - 1 - self.since_sample % IDS_PER_SAMPLE;
+        let first = IDS_PER_SAMPLE - 1 - self.since_sample;
         self.samples.extend(ids.iter().skip(first).step_by(IDS_PER_SAMPLE));
         self.since_sample = (self.since_sample + ids.len()) % IDS_PER_SAMPLE;
     }

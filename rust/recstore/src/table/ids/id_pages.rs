@@ -209,8 +209,8 @@ impl IdPages {
 
     #[inline(always)]
     fn is_set(&self, entry: Entry, offset: usize) -> bool {
-        let word = self.bitmaps.get(entry.slot()).map_or(0, |bits| bits[offset / u64::BITS as usize]);
-        word >> (offset % u64::BITS as usize) & 1 == 1
+        let (word, bit) = bit_of(offset);
+        self.bitmaps.get(entry.slot()).is_some_and(|bits| bits[word] & bit != 0)
     }
 
     /// Writes the index of each id to `indices`, and returns how many are not here.
@@ -308,11 +308,12 @@ impl IdPages {
     fn set_bits(&mut self, page: i64, offsets: Range<usize>) {
         let entry = self.entry(page);
         self.linear_ids += offsets.len();
-        let (bits, last) = (self.bitmaps.get_mut(entry.slot()), offsets.end - 1);
-        for offset in offsets {
-            bits[offset / u64::BITS as usize] |= 1 << (offset % u64::BITS as usize);
+        let bits = self.bitmaps.get_mut(entry.slot());
+        let (last_word, _) = bit_of(offsets.end - 1);
+        for (word, bit) in offsets.map(bit_of) {
+            bits[word] |= bit;
         }
-        if bits[last / u64::BITS as usize] == u64::MAX && bits.iter().all(|word| *word == u64::MAX) {
+        if bits[last_word] == u64::MAX && bits.iter().all(|word| *word == u64::MAX) {
             self.full += 1;
             self.set(page, Entry::new(FULL, entry.slot(), entry.value));
             self.join(page, entry.value);
@@ -347,8 +348,8 @@ impl IdPages {
             self.set(page, Entry { value: entry.value - 1, ..entry });
             self.array_ids -= 1;
         } else {
-            self.bitmaps.get_mut(entry.slot())[offset / u64::BITS as usize] &=
-                !(1 << (offset % u64::BITS as usize));
+            let (word, bit) = bit_of(offset);
+            self.bitmaps.get_mut(entry.slot())[word] &= !bit;
             self.set(page, Entry::new(LINEAR, entry.slot(), entry.value));
             if entry.kind() == FULL {
                 self.full -= 1;
@@ -390,26 +391,26 @@ impl IdPages {
         }
     }
 
-    /// Takes those of a page's ids that belong here, within `room` bytes, and returns their places. `found` has the ids that lie elsewhere: their
-    /// indices, [`NO_INDEX`] for ids that are not there.
+    /// Takes those of a page's ids that belong here, within `room` bytes, and returns their places. `found` has the
+    /// indices of those that lie elsewhere, [`NO_INDEX`] for ids that do not.
     pub(super) fn gather(&mut self, page: i64, base: u32, found: &Indices, room: usize) -> Vec<usize> {
         let entry = self.entry(page);
         let all: Vec<usize> = (0..IDS_PER_PAGE).filter(|offset| found[*offset] != NO_INDEX).collect();
         let in_line = |offset: &usize| found[*offset] == base.wrapping_add(*offset as u32);
         let linear: Vec<usize> = all.iter().copied().filter(in_line).collect();
-        let array = size_of::<Indices>() + size_of::<u32>();
         if entry.kind() == NONE && linear.len() >= MIN_RUN && all.len() - linear.len() < MIN_IDS_OF_NEW_ARRAY
         {
-            if self.bytes_after_linear(1) - self.bytes() > room || !self.cover(page) {
+            if self.bytes_with(1, 0) - self.bytes() > room || !self.cover(page) {
                 return Vec::new();
             }
             self.add_linear(page, base);
             linear.iter().for_each(|&offset| self.set_bits(page, offset..offset + 1));
             return linear;
         }
-        let more = self.arrays.bytes_after(1) - self.arrays.bytes();
-        let directory = self.directory_bytes_after(1) - self.directory_bytes();
-        if all.len() < MIN_IDS_OF_NEW_ARRAY || array.max(more) + directory > room || !self.cover(page) {
+        if all.len() < MIN_IDS_OF_NEW_ARRAY
+            || self.bytes_with(0, 1) - self.bytes() > room
+            || !self.cover(page)
+        {
             return Vec::new();
         }
         self.make_array(page, found);
@@ -510,8 +511,11 @@ impl IdPages {
         self.directory_bytes() + self.bitmaps.bytes() + self.arrays.bytes()
     }
 
-    fn bytes_after_linear(&self, pages: usize) -> usize {
-        self.directory_bytes_after(pages) + self.bitmaps.bytes_after(pages) + self.arrays.bytes()
+    /// Returns the most bytes in use with so many more linear pages and arrays.
+    fn bytes_with(&self, linear: usize, arrays: usize) -> usize {
+        self.directory_bytes_after(linear + arrays)
+            + self.bitmaps.bytes_after(linear)
+            + self.arrays.bytes_after(arrays)
     }
 
     /// Returns the most bytes in use when there are `more` ids.
@@ -521,8 +525,14 @@ impl IdPages {
         }
         // A run makes one, or an id that continues a full page.
         let continued = more.min(self.full + more / IDS_PER_PAGE + 1);
-        self.bytes_after_linear(more / MIN_RUN + continued)
+        self.bytes_with(more / MIN_RUN + continued, 0)
     }
+}
+
+/// Returns the word and the bit of a place in a page.
+#[inline(always)]
+fn bit_of(offset: usize) -> (usize, u64) {
+    (offset / u64::BITS as usize, 1 << (offset % u64::BITS as usize))
 }
 
 fn count_bits(bits: &Bitmap) -> usize {

@@ -252,6 +252,14 @@ impl IdLines {
         })
     }
 
+    /// Returns a map of some ids and their indices, with room for `len`.
+    pub(crate) fn of(len: usize, entries: impl Iterator<Item = (i64, u32)>) -> Self {
+        let mut map = Self::default();
+        map.reserve(len);
+        entries.for_each(|(id, index)| map.insert(id, RowIndex(index)));
+        map
+    }
+
     /// Makes room for `len` ids in a map that has none.
     pub(crate) fn reserve(&mut self, len: usize) {
         if self.len > 0 || len == 0 {
@@ -277,13 +285,7 @@ impl IdLines {
 
     /// Makes the map anew, with room for `len` ids or for those that it has.
     pub(crate) fn rebuild(&mut self, len: usize) {
-        let mut map = Self {
-            buckets: Buckets { count: 0, old_count: 0, moved_from: 0, ..self.buckets },
-            ..Self::default()
-        };
-        map.reserve(len.max(self.len));
-        self.entries().for_each(|(id, index)| map.insert(id, RowIndex(index)));
-        *self = map;
+        *self = Self::of(len.max(self.len), self.entries());
     }
 
     /// Returns how many ids may lie here before the map grows.
