@@ -3,9 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use recstore::{
-    EmbeddingStore, Encoding, FrozenSpec, LocalStore, SaveOptions, Serial, TableConfig, freeze,
-};
+use recstore::{EmbeddingStore, Encoding, FrozenSpec, LocalStore, SaveOptions, Serial, TableConfig, freeze};
 use recstore_fuzz::{copy_files, in_repository, recorded_frames};
 
 const FRAMES: &str = "rust/recstore-ps/tests/fixtures/frames_v";
@@ -68,9 +66,17 @@ fn write_tables(checkpoint: &Path, frozen: &Path) {
     store.save(directory.path(), &SaveOptions::default()).expect("a save");
     copy_files(directory.path(), checkpoint);
     fs::remove_file(checkpoint.join("manifest.json")).expect("a manifest");
+    // A table with shared rows cannot be frozen.
+    let config = TableConfig::new(2);
     for encoding in [Encoding::Float32, Encoding::Float16, Encoding::Int8, Encoding::Int4] {
-        let spec = FrozenSpec { name: "t", config: &config, encoding };
-        let read = |ids: &[i64], rows: &mut [f32]| table.read(ids, rows);
-        freeze(&frozen.join(format!("{encoding:?}")), spec, &[1, -2, 3], read).expect("a frozen table");
+        // Side by side, near, and far apart: each kind of index.
+        for (kind, ids) in [[1, 2, 3], [1, -2, 3], [1, 1 << 40, 3]].iter().enumerate() {
+            let spec = FrozenSpec { name: "t", config: &config, encoding };
+            let read = |_: &[i64], rows: &mut [f32]| {
+                rows.fill(0.5);
+                Ok(())
+            };
+            freeze(&frozen.join(format!("{encoding:?}{kind}")), spec, ids, read).expect("a frozen table");
+        }
     }
 }
