@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_draws import fresh_name
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -96,13 +98,32 @@ def test_codes_are_those_of_fbgemm(live: DistEmbedding, tmp_path: Path, encoding
     codes, scale, bias = fbgemm_codes(live(IDS).detach().numpy(), bits)
     expected = codes * scale.astype(np.float32)[:, None] + bias.astype(np.float32)[:, None]
     np.testing.assert_array_equal(table.read(IDS).numpy(), expected)
-    file = load_file(tmp_path / "t")
-    lines = file["ids"]
-    ids = [id for line in lines.tolist() for id in line[: line[7] >> 32]]
-    order = [ids.index(id) for id in IDS.tolist()]
     packed = codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4
     row = np.concatenate([packed, scale[:, None].view(np.uint8), bias[:, None].view(np.uint8)], axis=1)
-    np.testing.assert_array_equal(file["rows"].numpy()[order], row)
+    found = load_file(tmp_path / "t")["rows"].numpy()
+    # These ids lie far apart, so each lies behind its row.
+    width = row.shape[1]
+    ids = np.ascontiguousarray(found[:, width : width + 8]).view(np.int64)[:, 0].tolist()
+    np.testing.assert_array_equal(found[[ids.index(id) for id in IDS.tolist()], :width], row)
+
+
+@pytest.mark.parametrize(("step", "index"), [(1, "consecutive"), (3, "bits"), (1_000, "hashed")])
+def test_ids_choose_the_index_and_all_read_the_same(
+    table_name: TableName, tmp_path: Path, step: int, index: str
+) -> None:
+    module, ids = DistEmbedding(None, DIM, table_name()), torch.randperm(2_000) * step - 999
+    operators.emb_write(module.table.handle, ids, torch.randn(len(ids), DIM))
+    table = frozen(module, tmp_path / "t")
+    with safe_open(tmp_path / "t", "pt") as file:
+        assert json.loads(file.metadata()["table"])["index"]["kind"] == index
+        rows = file.get_tensor("rows")
+    if index != "hashed":
+        assert rows.equal(module(ids.sort().values).detach()), "rows have the order of the ids"
+    asked = torch.cat([ids, ids + 1, torch.tensor([-(2**63), 2**63 - 1])])
+    assert table.read(asked).equal(module(asked).detach())
+    again = frozen(module, tmp_path / "again")
+    assert again.read(ids).equal(table.read(ids))
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "t").read_bytes()
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["sum", "mean", "max"])

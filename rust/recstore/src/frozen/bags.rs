@@ -62,12 +62,17 @@ mod tests {
 
     const ROWS: i64 = 100;
 
-    fn opened(directory: &Path, dim: usize, encoding: Encoding, level: SimdLevel) -> FrozenTable {
+    /// The id of a row: far from others, near, or side by side.
+    fn id_of(number: i64, kind: i64) -> i64 {
+        [number * number * 7, number * 3, number][kind as usize]
+    }
+
+    fn opened(directory: &Path, dim: usize, encoding: Encoding, kind: i64, level: SimdLevel) -> FrozenTable {
         let path = directory.join(format!("{dim}{encoding}"));
         let config =
             TableConfig::from_json(dim, r#"{"initializer": {"kind": "normal", "std": 1.0}}"#).unwrap();
         let spec = FrozenSpec { name: "t", config: &config, encoding };
-        let ids: Vec<i64> = (0..ROWS).map(|id| id * id * 7).collect();
+        let ids: Vec<i64> = (0..ROWS).map(|number| id_of(number, kind)).collect();
         let value = |id: i64, column: usize| ((id * 31 + column as i64 * 17) % 101) as f32 / 37.0 - 1.0;
         let read = |ids: &[i64], rows: &mut [f32]| {
             for (id, row) in ids.iter().zip(rows.chunks_mut(dim)) {
@@ -106,14 +111,13 @@ mod tests {
         fn every_level_adds_up_what_was_read(
             lengths in prop::collection::vec(0usize..40, 1..9), seed in any::<u64>(), is_weighted in any::<bool>(),
             is_mean in any::<bool>(), dim in prop::sample::select(vec![1, 5, 8, 16, 64]),
-            encoding in prop::sample::select(Encoding::ALL.to_vec()),
+            encoding in prop::sample::select(Encoding::ALL.to_vec()), kind in 0i64..3,
         ) {
             let directory = tempfile::tempdir().unwrap();
             let count: usize = lengths.iter().sum();
             // Some of these have no row.
             let id = |place: usize| {
-                let number = (seed >> (place % 48)) as i64 % (ROWS + 9);
-                number * number * 7
+                id_of((seed >> (place % 48)) as i64 % (ROWS + 9), kind)
             };
             let ids: Vec<i64> = (0..count).map(id).collect();
             let weights: Vec<f32> = (0..count).map(|place| place as f32 / 8.0 - 1.0).collect();
@@ -126,9 +130,9 @@ mod tests {
                 per_sample_weights: is_weighted.then_some(&weights[..]),
                 padding_idx: None,
             };
-            let expected = expected(&opened(directory.path(), dim, encoding, SimdLevel::Baseline), &input);
+            let expected = expected(&opened(directory.path(), dim, encoding, kind, SimdLevel::Baseline), &input);
             for level in SimdLevel::available() {
-                let table = opened(directory.path(), dim, encoding, level);
+                let table = opened(directory.path(), dim, encoding, kind, level);
                 let mut pooled = vec![f32::NAN; expected.len()];
                 pool(&Serial, &[&FollowedTable::new(table)], input, &mut pooled, &mut []).unwrap();
                 prop_assert_eq!(&pooled, &expected, "{} at {}", encoding, level);

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use super::layout::BLOCK_BYTES;
+/// The bytes that have a checksum together.
+pub(super) const BLOCK_BYTES: usize = 64 << 10;
 
 /// Which blocks were compared with their checksums.
 #[derive(Debug)]

@@ -2,12 +2,12 @@
 
 use super::encoding::Encoding;
 use super::source::{NO_ROW, RowSource};
-use super::table::FrozenTable;
+use super::table::{FrozenRows, FrozenTable};
 use crate::Result;
 use crate::calls::MemoryUse;
 use crate::kernel::cache::{Cache, prefetch};
-use crate::kernel::simd::{Lanes, ScalarLanes};
-use crate::table::{BEHIND, Bucket, IdLines, NO_INDEX, RowIndex};
+use crate::kernel::simd::Lanes;
+use crate::table::{BEHIND, IdLines, NO_INDEX, RowIndex};
 
 /// The place of an id whose row went. Others are less than it.
 const GONE: RowIndex = RowIndex(BEHIND - 1);
@@ -73,7 +73,8 @@ impl Changed {
     /// # Errors
     /// [`crate::Error::Frozen`]: a byte of the frozen table was changed; then nothing was taken.
     pub(super) fn take(&mut self, frozen: &FrozenTable, changes: RowChanges<'_>) -> Result<()> {
-        let were_frozen = |ids: &[i64]| ids.iter().map(|&id| frozen.has_row(id)).collect::<Result<Vec<_>>>();
+        let has_row = |&id: &i64| frozen.row_of(id).map(|row| row.is_some());
+        let were_frozen = |ids: &[i64]| ids.iter().map(has_row).collect::<Result<Vec<_>>>();
         // All looks into the frozen table come first: they may fail, and the changes below cannot.
         let (deleted, changed) = (were_frozen(changes.deleted)?, were_frozen(changes.ids)?);
         for (&id, was_frozen) in changes.deleted.iter().zip(deleted) {
@@ -139,7 +140,7 @@ impl Clone for Changed {
 /// A frozen table and what changed in it. The rows here have the numbers behind the frozen ones.
 #[derive(Clone, Copy)]
 pub(super) struct Both<'a> {
-    pub(super) frozen: &'a FrozenTable,
+    pub(super) frozen: FrozenRows<'a>,
     pub(super) changed: &'a Changed,
 }
 
@@ -156,8 +157,6 @@ impl Both<'_> {
 }
 
 impl RowSource for Both<'_> {
-    type Bucket = (usize, Bucket);
-
     #[inline(always)]
     fn dim(self) -> usize {
         self.frozen.dim()
@@ -174,24 +173,32 @@ impl RowSource for Both<'_> {
     }
 
     #[inline(always)]
-    fn seek(self, id: i64) -> Self::Bucket {
-        let bucket = self.changed.places.bucket(id);
-        self.changed.places.prefetch(bucket, Cache::First);
-        (self.frozen.seek(id), bucket)
+    fn seek(self, ids: &[i64], hashes: &mut [u64]) {
+        for &id in ids {
+            self.changed.places.prefetch(self.changed.places.bucket(id), Cache::First);
+        }
+        self.frozen.seek(ids, hashes);
     }
 
     #[inline(always)]
-    fn number(self, lanes: impl Lanes, (frozen, bucket): Self::Bucket, id: i64) -> Result<usize> {
-        // Here first: what changed hides the frozen row of the same id.
-        let place = match self.changed.places.search(lanes, bucket, id) {
-            BEHIND => self.changed.places.search_behind(lanes, bucket, id).map_or(NO_INDEX, |place| place.0),
-            place => place,
-        };
-        match RowIndex(place) {
-            RowIndex(NO_INDEX) => self.frozen.number(lanes, frozen, id),
-            GONE => Ok(NO_ROW),
-            RowIndex(place) => Ok(self.frozen.num_rows() + place as usize),
+    fn find(self, lanes: impl Lanes, ids: &[i64], hashes: &[u64], numbers: &mut [usize]) -> Result<()> {
+        self.frozen.find(lanes, ids, hashes, numbers)?;
+        let places = &self.changed.places;
+        for (number, &id) in numbers.iter_mut().zip(ids) {
+            let place = match places.search(lanes, places.bucket(id), id) {
+                BEHIND => {
+                    places.search_behind(lanes, places.bucket(id), id).map_or(NO_INDEX, |place| place.0)
+                }
+                place => place,
+            };
+            // What changed hides the frozen row of the same id.
+            match RowIndex(place) {
+                RowIndex(NO_INDEX) => {}
+                GONE => *number = NO_ROW,
+                RowIndex(place) => *number = self.frozen.num_rows() + place as usize,
+            }
         }
+        Ok(())
     }
 
     #[inline(always)]
@@ -203,16 +210,13 @@ impl RowSource for Both<'_> {
     }
 
     #[inline(always)]
-    fn row<'a>(self, number: usize) -> Result<&'a [u8]>
+    fn row<'a>(self, number: usize, id: i64) -> Result<Option<&'a [u8]>>
     where
         Self: 'a,
     {
-        self.own_row(number).map_or_else(|| self.frozen.row(number), Ok)
-    }
-}
-
-impl FrozenTable {
-    fn has_row(&self, id: i64) -> Result<bool> {
-        self.number(ScalarLanes, self.seek(id), id).map(|number| number != NO_ROW)
+        match self.own_row(number) {
+            Some(row) => Ok(Some(row)),
+            None => self.frozen.row(number, id),
+        }
     }
 }

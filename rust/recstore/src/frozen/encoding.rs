@@ -13,8 +13,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kernel::simd::Lanes;
+use crate::kernel::small_float::{nearest_half, widen_half};
 use crate::rows::pooling::add_known;
-use crate::rows::small_float::{nearest_half, widen_half};
 use crate::{Error, Result};
 
 /// How the rows of a frozen table are kept.
@@ -84,28 +85,29 @@ impl Encoding {
 
     /// Reads a row from its bytes.
     #[inline(always)]
-    pub(super) fn decode(self, bytes: &[u8], row: &mut [f32]) {
+    pub(super) fn decode(self, lanes: impl Lanes, bytes: &[u8], row: &mut [f32]) {
         match self {
             Self::Float32 => read_each(bytes, row, f32::from_le_bytes),
             Self::Bfloat16 => {
                 read_each(bytes, row, |half| f32::from_bits(u32::from(u16::from_le_bytes(half)) << 16));
             }
             Self::Float16 => read_each(bytes, row, |half| widen_half(u16::from_le_bytes(half))),
-            Self::Int8 => {
-                let (codes, scale, bias) = codes_of(bytes, row.len());
-                for (value, code) in row.iter_mut().zip(codes) {
-                    *value = f32::from(*code) * scale + bias;
-                }
-            }
-            Self::Int4 => decode_nibbles(bytes, row),
+            Self::Int8 => decode_bytes(lanes, bytes, row),
+            Self::Int4 => decode_nibbles(lanes, bytes, row),
         }
     }
 
     /// Adds a row of a known length, times a weight, to a sum: the same as [`Encoding::decode`] and an addition.
     #[inline(always)]
-    pub(super) fn add_to<const LEN: usize>(self, sum: &mut [f32; LEN], weight: f32, bytes: &[u8]) {
+    pub(super) fn add_to<const LEN: usize>(
+        self,
+        lanes: impl Lanes,
+        sum: &mut [f32; LEN],
+        weight: f32,
+        bytes: &[u8],
+    ) {
         let mut row = [0.0; LEN];
-        self.decode(bytes, &mut row);
+        self.decode(lanes, bytes, &mut row);
         add_known(sum, weight, &row);
     }
 }
@@ -113,6 +115,9 @@ impl Encoding {
 /// The bytes of both in a row of codes.
 const SCALE_AND_BIAS: usize = 4;
 const GREATEST_HALF: f32 = 65_504.0;
+
+/// The codes that are read together.
+const CODES_AT_ONCE: usize = 16;
 
 fn check_halves(row: &[f32], fits: impl Fn(f32) -> bool) -> std::result::Result<(), f32> {
     row.iter().copied().find(|value| !fits(*value)).map_or(Ok(()), Err)
@@ -178,22 +183,51 @@ fn scale_of(range: f32, most: f32) -> (u16, f32) {
 
 /// Returns the codes of a row, one of 8 bits or two of 4 a byte, its scale and its bias.
 #[inline(always)]
-fn codes_of(bytes: &[u8], count: usize) -> (&[u8], f32, f32) {
-    let half = |place: usize| widen_half(u16::from_le_bytes([bytes[place], bytes[place + 1]]));
-    (&bytes[..count], half(count), half(count + 2))
+fn codes_of(lanes: impl Lanes, bytes: &[u8], count: usize) -> (&[u8], [f32; 2]) {
+    let (codes, behind) = bytes.split_at(count);
+    let half = |place: usize| u16::from_le_bytes([behind[place], behind[place + 1]]);
+    (codes, lanes.widen_halves([half(0), half(2)]))
 }
 
 #[inline(always)]
-fn decode_nibbles(bytes: &[u8], row: &mut [f32]) {
-    let (codes, scale, bias) = codes_of(bytes, row.len().div_ceil(2));
-    let value = |code: u8| f32::from(code) * scale + bias;
-    let (pairs, last) = row.as_chunks_mut::<2>();
-    for (pair, code) in pairs.iter_mut().zip(codes) {
-        *pair = [value(code & 0xF), value(code >> 4)];
+fn decode_bytes(lanes: impl Lanes, bytes: &[u8], row: &mut [f32]) {
+    let (codes, [scale, bias]) = codes_of(lanes, bytes, row.len());
+    let (pieces, rest) = row.as_chunks_mut::<CODES_AT_ONCE>();
+    let (whole, behind) = codes.as_chunks::<CODES_AT_ONCE>();
+    for (piece, codes) in pieces.iter_mut().zip(whole) {
+        *piece = values_of(lanes, *codes, scale, bias);
     }
-    if let ([last], Some(code)) = (last, codes.last()) {
-        *last = value(code & 0xF);
+    for (value, code) in rest.iter_mut().zip(behind) {
+        *value = f32::from(*code) * scale + bias;
     }
+}
+
+#[inline(always)]
+fn decode_nibbles(lanes: impl Lanes, bytes: &[u8], row: &mut [f32]) {
+    let (codes, [scale, bias]) = codes_of(lanes, bytes, row.len().div_ceil(2));
+    let (pieces, rest) = row.as_chunks_mut::<CODES_AT_ONCE>();
+    let (whole, behind) = codes.split_at(pieces.len() * CODES_AT_ONCE / 2);
+    for (piece, codes) in pieces.iter_mut().zip(whole.as_chunks::<{ CODES_AT_ONCE / 2 }>().0) {
+        // Spread first, a byte a code: of that and of widening bytes the compiler makes vectors, of both at once it
+        // makes none.
+        let mut pairs = [0u16; CODES_AT_ONCE / 2];
+        for (pair, &code) in pairs.iter_mut().zip(codes) {
+            *pair = (u16::from(code & 0xF) | u16::from(code & 0xF0) << 4).to_le();
+        }
+        *piece = values_of(lanes, bytemuck::cast(pairs), scale, bias);
+    }
+    for (place, value) in rest.iter_mut().enumerate() {
+        *value = f32::from(behind[place / 2] >> (place % 2 * 4) & 0xF) * scale + bias;
+    }
+}
+
+#[inline(always)]
+fn values_of(lanes: impl Lanes, codes: [u8; CODES_AT_ONCE], scale: f32, bias: f32) -> [f32; CODES_AT_ONCE] {
+    let mut values = lanes.widen_bytes(codes);
+    for value in &mut values {
+        *value = *value * scale + bias;
+    }
+    values
 }
 
 impl fmt::Display for Encoding {
@@ -228,13 +262,14 @@ impl FromStr for Encoding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::simd::ScalarLanes;
     use proptest::prelude::*;
 
     fn through(encoding: Encoding, row: &[f32]) -> Vec<f32> {
         let mut bytes = vec![0; encoding.row_bytes(row.len())];
         encoding.encode(row, &mut bytes).unwrap();
         let mut back = vec![f32::NAN; row.len()];
-        encoding.decode(&bytes, &mut back);
+        encoding.decode(ScalarLanes, &bytes, &mut back);
         back
     }
 

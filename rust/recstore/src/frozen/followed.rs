@@ -19,10 +19,10 @@ pub(super) struct FollowedTable {
 macro_rules! with_rows {
     ($table:expr, $changed:expr, $source:ident => $read:expr) => {
         if $changed.is_empty() {
-            let $source = $table.frozen();
+            let $source = $table.frozen().rows();
             $read
         } else {
-            let $source = Both { frozen: $table.frozen(), changed: $changed };
+            let $source = Both { frozen: $table.frozen().rows(), changed: $changed };
             $read
         }
     };
@@ -106,7 +106,7 @@ mod tests {
     use crate::config::TableConfig;
     use crate::frozen::{Encoding, FrozenMemory, FrozenSpec, freeze};
     use crate::kernel::parallel::Serial;
-    use crate::kernel::simd::Simd;
+    use crate::kernel::simd::{ScalarLanes, Simd};
     use crate::table::Initializer;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
@@ -163,7 +163,7 @@ mod tests {
                 Some(own) => {
                     let mut bytes = vec![0; encoding.row_bytes(DIM)];
                     encoding.encode(own, &mut bytes).unwrap();
-                    encoding.decode(&bytes, row);
+                    encoding.decode(ScalarLanes, &bytes, row);
                 }
             }
         }

@@ -7,17 +7,18 @@ use std::path::Path;
 use safetensors::Dtype as TensorType;
 use safetensors::tensor::Metadata;
 
-use super::index::{Line, ids_of};
-use super::layout::{Described, FORMAT};
+use super::index::{IndexShape, LINE_BYTES, consecutive};
+use super::layout::{FORMAT, Layout};
 use super::mapped::FrozenMemory;
-use super::source::RowSource;
 use super::table::FrozenTable;
 use super::writer::{FrozenSpec, write_file};
+use crate::Result;
 use crate::kernel::id_tally::{IdTally, read_parts};
-use crate::{Error, Result};
 
 /// The most bytes of a header of any program's file.
 const HEADER_LIMIT: u64 = 100_000_000;
+
+const RECORDS_PER_CHUNK: usize = 1024;
 
 /// Tensors of 64-bit integers that have no ids, in the files of a checkpoint.
 const NO_IDS: [&str; 2] = ["usage.step", "usage.count"];
@@ -31,16 +32,17 @@ pub fn freeze_without(from: &Path, to: &Path, ids: &[i64]) -> Result<(usize, u64
     let table = FrozenTable::open(from, FrozenMemory::Mapped)?;
     table.verify()?;
     let gone: HashSet<i64> = ids.iter().copied().collect();
-    let all = table.ids()?;
-    let stays = |(_, id): &(usize, &i64)| !gone.contains(id);
-    let (numbers, kept): (Vec<usize>, Vec<i64>) = all.iter().enumerate().filter(stays).unzip();
-    let left_out = all.len() - kept.len();
+    let mut kept = table.ids()?;
+    let all = kept.len();
+    kept.retain(|id| !gone.contains(id));
+    let left_out = all - kept.len();
     let spec = FrozenSpec { name: table.name(), config: table.config(), encoding: table.encoding() };
-    let failed =
-        |error: std::io::Error| Error::Frozen { path: to.display().to_string(), message: error.to_string() };
-    // Ids are in the order of their hashes here and there.
-    let bytes = write_file(to, spec, kept, |writer, _| {
-        numbers.iter().try_for_each(|&number| writer.write((&table).row(number)?).map_err(failed))
+    let bytes = write_file(to, spec, kept, |ids| {
+        let mut rows = Vec::new();
+        for &id in ids {
+            rows.extend_from_slice(table.row_of(id)?.unwrap_or_default());
+        }
+        Ok(rows)
     })?;
     Ok((left_out, bytes))
 }
@@ -60,8 +62,8 @@ pub fn ids_in_tensors(from: &mut impl Read, tables: &[String], ids: &mut IdTally
     }
 }
 
-/// Reads the header of a safetensors file, if it is one.
-fn read_header(from: &mut impl Read) -> io::Result<Option<Metadata>> {
+/// Reads the header of a safetensors file, if it is one, and returns the bytes that it takes.
+fn read_header(from: &mut impl Read) -> io::Result<Option<(Metadata, usize)>> {
     let mut text = Vec::new();
     if from.take(8).read_to_end(&mut text)? < 8 {
         return Ok(None);
@@ -69,36 +71,56 @@ fn read_header(from: &mut impl Read) -> io::Result<Option<Metadata>> {
     let length = u64::from_le_bytes(text.as_slice().try_into().map_err(io::Error::other)?);
     text.clear();
     from.take(length.min(HEADER_LIMIT)).read_to_end(&mut text)?;
-    Ok((text.len() as u64 == length).then(|| serde_json::from_slice(&text).ok()).flatten())
+    let header = (text.len() as u64 == length).then(|| serde_json::from_slice(&text).ok()).flatten();
+    Ok(header.map(|header| (header, 8 + text.len())))
 }
 
 fn read_tensors(
     from: &mut impl Read,
-    header: &Metadata,
+    (header, bytes): &(Metadata, usize),
     tables: &[String],
     ids: &mut IdTally,
 ) -> io::Result<()> {
-    let about = header.metadata().clone().unwrap_or_default();
-    let is_frozen = about.get("format").is_some_and(|format| format == FORMAT);
-    if is_frozen {
-        let described: Described = serde_json::from_str(about.get("table").map_or("", String::as_str))?;
-        if !tables.contains(&described.name) {
-            return Ok(());
-        }
+    if header.metadata().as_ref().and_then(|about| about.get("format")).is_some_and(|format| format == FORMAT)
+    {
+        let layout = Layout::of_header(header, *bytes).map_err(io::Error::other)?;
+        return match tables.contains(&layout.described.name) {
+            true => read_frozen(from, &layout, ids),
+            false => Ok(()),
+        };
     }
     for name in header.offset_keys() {
         let Some(tensor) = header.info(&name) else { continue };
         let has_ids =
             matches!(tensor.dtype, TensorType::I64 | TensorType::U64) && !NO_IDS.contains(&name.as_str());
-        read_parts(from, tensor.data_offsets.1 - tensor.data_offsets.0, |part| match (has_ids, is_frozen) {
-            (false, _) => {}
-            (true, false) => ids.add_all(part),
-            (true, true) => {
-                let lines = part.as_chunks::<{ size_of::<Line>() }>().0;
-                let lines: Vec<Line> = lines.iter().map(|line| bytemuck::pod_read_unaligned(line)).collect();
-                ids_of(&lines).for_each(|id| ids.add(id));
+        read_parts(from, tensor.data_offsets.1 - tensor.data_offsets.0, |part| {
+            if has_ids {
+                ids.add_all(part);
             }
         })?;
     }
     Ok(())
+}
+
+/// Counts the ids of a frozen table, wherever it has them.
+fn read_frozen(from: &mut impl Read, layout: &Layout, ids: &mut IdTally) -> io::Result<()> {
+    let (index, mut line) = (layout.described.index, 0);
+    read_parts(from, layout.index.len(), |lines| {
+        index.for_each_id(line, lines, |id| ids.add(id));
+        line += lines.len() / LINE_BYTES;
+    })?;
+    let record = layout.record;
+    // Whole records, as a part of any length may end within an id.
+    let mut records = vec![0; record.stride() * RECORDS_PER_CHUNK];
+    for first in (0..layout.num_rows).step_by(RECORDS_PER_CHUNK) {
+        let count = RECORDS_PER_CHUNK.min(layout.num_rows - first);
+        let records = &mut records[..count * record.stride()];
+        from.read_exact(records)?;
+        records.chunks(record.stride()).filter_map(|own| record.id_of(own)).for_each(|id| ids.add(id));
+    }
+    if let IndexShape::Consecutive { first } = index {
+        // After the rows: a header may say more of them than the file has.
+        consecutive(first, layout.num_rows).for_each(|id| ids.add(id));
+    }
+    read_parts(from, layout.checks.len(), |_| {})
 }

@@ -2,10 +2,12 @@
 //!
 //! | tensor | type | shape | |
 //! |---|---|---|---|
-//! | `ids` | int64 | `[lines, 8]` | up to 7 ids a line in the order of their hashes, and how many there are; see `index.rs` |
+//! | `index` | uint8 | `[lines, 64]` | says where the row of an id is; see `index` |
 //! | `rows` | float32, bfloat16 or float16 | `[rows, dim]` | the row of each id |
-//! | | uint8 | `[rows, bytes]` | the same as codes of 8 or 4 bits |
+//! | | uint8 | `[rows, bytes]` | the same as codes of 8 or 4 bits; where the index is a hash rows of any encoding, each with its id behind it, int64 |
 //! | `checks` | uint32 | `[blocks + 1]` | CRC-32 of the header and of every 64 KiB before this tensor |
+//!
+//! In version 1 the first tensor is `ids`, int64 `[lines, 8]`, and no row has its id behind it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,20 +16,26 @@ use safetensors::Dtype as TensorType;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 
+use super::blocks::BLOCK_BYTES;
 use super::encoding::Encoding;
-use super::index::{Line, num_buckets};
+use super::index::{IndexShape, LINE_BYTES};
+use super::record::Record;
 use crate::config::TableConfig;
-
-/// The bytes that have a checksum together.
-pub(super) const BLOCK_BYTES: usize = 64 << 10;
 
 /// What the file says of itself, beside its tensors.
 pub(super) const FORMAT: &str = "recstore frozen table";
-const VERSION: &str = "1";
+const VERSION: &str = "2";
+
+/// The version whose index is lines of ids; it is read, and written no more.
+const VERSION_OF_LINES: &str = "1";
 
 /// The most bytes of a header: that of a real one takes about a kilobyte.
 const HEADER_LIMIT: usize = 1 << 20;
 const LENGTH_BYTES: usize = 8;
+
+/// The most rows, or lines of an index, and the most values of a row: the bytes of all have an address.
+const COUNT_LIMIT: usize = u32::MAX as usize;
+const DIM_LIMIT: usize = 1 << 24;
 
 /// The table that a file holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,6 +46,8 @@ pub(super) struct Described {
     pub(super) dim: usize,
     /// The table's configuration when it was frozen.
     pub(super) config: serde_json::Value,
+    #[serde(default, skip_serializing_if = "IndexShape::is_lines")]
+    pub(super) index: IndexShape,
 }
 
 /// The places of all parts, in bytes from the beginning of the file.
@@ -45,9 +55,10 @@ pub(super) struct Described {
 pub(super) struct Layout {
     pub(super) described: Described,
     pub(super) num_rows: usize,
+    pub(super) record: Record,
     /// Length and text of the header.
     pub(super) header: Range<usize>,
-    pub(super) lines: Range<usize>,
+    pub(super) index: Range<usize>,
     pub(super) rows: Range<usize>,
     pub(super) checks: Range<usize>,
 }
@@ -59,8 +70,8 @@ impl Layout {
         num_rows: usize,
         lines: usize,
     ) -> Result<(Self, Vec<u8>), String> {
-        if u32::try_from(num_rows).is_err() {
-            return Err(format!("{num_rows} rows: a file has at most {}", u32::MAX));
+        if num_rows > COUNT_LIMIT {
+            return Err(format!("{num_rows} rows: a file has at most {COUNT_LIMIT}"));
         }
         let sizes = sizes(&described, num_rows, lines);
         let tensors = tensors(&described, num_rows, sizes);
@@ -68,9 +79,11 @@ impl Layout {
         let entries = entries.map(|(name, text)| (name.to_owned(), text.to_owned()));
         let metadata =
             Metadata::new(Some(HashMap::from(entries)), tensors).map_err(|error| error.to_string())?;
-        let mut text = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
-        // Whole cache lines, so that ids begin with one.
-        text.resize((LENGTH_BYTES + text.len()).next_multiple_of(64) - LENGTH_BYTES, b' ');
+        // By way of a value, whose names have an order: equal rows give equal files.
+        let text = serde_json::to_value(&metadata).map_err(|error| error.to_string())?;
+        let mut text = text.to_string().into_bytes();
+        // Whole cache lines, so that the index and the rows begin with one.
+        text.resize((LENGTH_BYTES + text.len()).next_multiple_of(LINE_BYTES) - LENGTH_BYTES, b' ');
         let mut header = (text.len() as u64).to_le_bytes().to_vec();
         header.extend_from_slice(&text);
         Ok((Self::at(described, num_rows, header.len(), sizes), header))
@@ -89,38 +102,53 @@ impl Layout {
             text.ok_or_else(|| format!("it is cut off, or no frozen table: a header of {length} bytes"))?;
         let metadata: Metadata =
             serde_json::from_slice(text).map_err(|error| format!("the header: {error}"))?;
+        let layout = Self::of_header(&metadata, LENGTH_BYTES + length)?;
+        match layout.checks.end == file.len() {
+            true => Ok(layout),
+            false => Err(format!("expected {} bytes, got {}", layout.checks.end, file.len())),
+        }
+    }
+
+    /// Returns the layout that a header of so many bytes describes.
+    ///
+    /// # Errors
+    /// As [`Layout::read`].
+    pub(super) fn of_header(metadata: &Metadata, bytes: usize) -> Result<Self, String> {
         let entries = metadata.metadata().clone().unwrap_or_default();
         let entry = |name: &str| entries.get(name).map_or("", String::as_str);
         if entry("format") != FORMAT {
             return Err(format!("it is no frozen table, but of the format \"{}\"", entry("format")));
         }
-        if entry("version") != VERSION {
+        let version = entry("version");
+        if ![VERSION, VERSION_OF_LINES].contains(&version) {
             return Err(format!(
-                "it has version {} of the format, this program reads {VERSION}",
-                entry("version")
+                "it has version {version} of the format, this program reads {VERSION_OF_LINES} and {VERSION}"
             ));
         }
         let described: Described =
             serde_json::from_str(entry("table")).map_err(|error| format!("the table: {error}"))?;
+        if described.index.is_lines() != (version == VERSION_OF_LINES) {
+            return Err(format!("it has version {version} of the format, and the index of the other"));
+        }
         let first = |name| metadata.info(name).and_then(|info| info.shape.first().copied()).unwrap_or(0);
-        let counts = (first("rows"), first("ids"));
-        Self::agreed(&metadata, described, counts, LENGTH_BYTES + length, file.len())
+        let counts = (first("rows"), first(index_name(&described)));
+        Self::agreed(metadata, described, counts, bytes)
     }
 
-    /// Returns the layout of the table that a header describes, if the header has these tensors and the file this length.
+    /// Returns the layout of the table that a header describes, if the header has these tensors.
     fn agreed(
         metadata: &Metadata,
         described: Described,
         (num_rows, lines): (usize, usize),
         header: usize,
-        length: usize,
     ) -> Result<Self, String> {
         // Numbers of the file are multiplied only after their products are known to fit.
-        if described.dim == 0 || num_rows.checked_mul(described.encoding.row_bytes(described.dim)).is_none() {
-            return Err(format!("{num_rows} rows of {} values", described.dim));
+        if !(1..=DIM_LIMIT).contains(&described.dim) || num_rows.max(lines) > COUNT_LIMIT {
+            return Err(format!("{num_rows} rows of {} values, {lines} lines of the index", described.dim));
         }
-        if lines < num_buckets(num_rows) || lines.checked_mul(size_of::<Line>()).is_none() {
-            return Err(format!("expected {} lines of ids or more, got {lines}", num_buckets(num_rows)));
+        let expected = described.index.lines(num_rows).ok_or("a hash that no memory has")?;
+        if !expected.contains(&lines) {
+            return Err(format!("expected {} lines of the index or more, got {lines}", expected.start()));
         }
         let sizes = sizes(&described, num_rows, lines);
         for (name, expected) in tensors(&described, num_rows, sizes) {
@@ -137,25 +165,17 @@ impl Layout {
         }
         // Places come from these sizes. The file's own offsets only had to agree, so none can point
         // elsewhere.
-        let layout = Self::at(described, num_rows, header, sizes);
-        match layout.checks.end == length {
-            true => Ok(layout),
-            false => Err(format!("expected {} bytes, got {length}", layout.checks.end)),
-        }
+        Ok(Self::at(described, num_rows, header, sizes))
     }
 
     fn at(described: Described, num_rows: usize, header: usize, sizes: [usize; 3]) -> Self {
         let mut end = header;
-        let [lines, rows, checks] = sizes.map(|size| {
+        let record = described.record();
+        let [index, rows, checks] = sizes.map(|size| {
             end += size;
             end - size..end
         });
-        Self { described, num_rows, header: 0..header, lines, rows, checks }
-    }
-
-    /// Returns the bytes of a row.
-    pub(super) fn row_bytes(&self) -> usize {
-        self.described.encoding.row_bytes(self.described.dim)
+        Self { described, num_rows, record, header: 0..header, index, rows, checks }
     }
 
     /// Returns the bytes that are in blocks, as a range of the file.
@@ -165,6 +185,11 @@ impl Layout {
 }
 
 impl Described {
+    /// Returns how its rows lie.
+    fn record(&self) -> Record {
+        Record::new(self.encoding, self.dim, self.index.has_ids_in_rows())
+    }
+
     /// Returns the configuration of the table when it was frozen.
     pub(super) fn table_config(&self) -> crate::Result<TableConfig> {
         TableConfig::from_json(self.dim, &self.config.to_string())
@@ -188,24 +213,34 @@ fn is_same(one: &TensorInfo, other: &TensorInfo) -> bool {
     (one.dtype, &one.shape, one.data_offsets) == (other.dtype, &other.shape, other.data_offsets)
 }
 
-/// The bytes of lines, rows and checks.
+/// The bytes of index, rows and checks.
 fn sizes(described: &Described, num_rows: usize, lines: usize) -> [usize; 3] {
-    let lines = lines * size_of::<Line>();
-    let rows = num_rows * described.encoding.row_bytes(described.dim);
-    let blocks = (lines + rows).div_ceil(BLOCK_BYTES);
+    let index = lines * LINE_BYTES;
+    let rows = num_rows * described.record().stride();
+    let blocks = (index + rows).div_ceil(BLOCK_BYTES);
     // One checksum more than there are blocks: that of the header.
-    [lines, rows, (blocks + 1) * size_of::<u32>()]
+    [index, rows, (blocks + 1) * size_of::<u32>()]
+}
+
+fn index_name(described: &Described) -> &'static str {
+    if described.index.is_lines() { "ids" } else { "index" }
 }
 
 fn tensors(described: &Described, num_rows: usize, sizes: [usize; 3]) -> Vec<(String, TensorInfo)> {
+    let record = described.record();
     let (row_type, width) = match described.encoding {
+        _ if record.has_id() => (TensorType::U8, record.stride()),
         Encoding::Float32 => (TensorType::F32, described.dim),
         Encoding::Bfloat16 => (TensorType::BF16, described.dim),
         Encoding::Float16 => (TensorType::F16, described.dim),
-        Encoding::Int8 | Encoding::Int4 => (TensorType::U8, described.encoding.row_bytes(described.dim)),
+        Encoding::Int8 | Encoding::Int4 => (TensorType::U8, record.stride()),
+    };
+    let (line_type, line) = match described.index.is_lines() {
+        true => (TensorType::I64, LINE_BYTES / size_of::<i64>()),
+        false => (TensorType::U8, LINE_BYTES),
     };
     let kinds = [
-        ("ids", TensorType::I64, vec![sizes[0] / size_of::<Line>(), 8]),
+        (index_name(described), line_type, vec![sizes[0] / LINE_BYTES, line]),
         ("rows", row_type, vec![num_rows, width]),
         ("checks", TensorType::U32, vec![sizes[2] / size_of::<u32>()]),
     ];

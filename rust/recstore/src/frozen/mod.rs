@@ -1,12 +1,13 @@
 //! Tables that train no longer: one file each, mapped into memory, whose pages all processes of a machine share,
 //! or copied to huge pages.
 //!
-//! A file is plain safetensors: `ids` in lines of eight words, in the order of their hashes, the row of each, and a
-//! checksum for every 64 KiB, which is compared when a block is first read.
+//! A file is plain safetensors: an index that says where the row of an id is, the rows, and a checksum for every 64 KiB,
+//! which is compared when a block is first read.
 
 mod bags;
 mod blocks;
 mod changed;
+mod checked;
 mod encoding;
 mod followed;
 mod forgetting;
@@ -14,6 +15,7 @@ mod index;
 mod layout;
 mod mapped;
 mod merging;
+mod record;
 mod source;
 mod store;
 mod table;

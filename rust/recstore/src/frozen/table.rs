@@ -4,18 +4,18 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::blocks::Blocks;
+use super::checked::{CheckedBytes, CheckedFile};
 use super::encoding::Encoding;
-use super::index::{Line, LineMatch, bucket, ids_of, look, num_buckets};
+use super::index::Index;
 use super::layout::Layout;
 use super::mapped::{FileBytes, FrozenMemory};
-use super::source::{NO_ROW, RowSource};
+use super::record::Record;
+use super::source::{RowSource, row_of};
 use super::walk::read;
 use crate::config::TableConfig;
 use crate::disk::{FileError, open_file};
-use crate::kernel::cache::{Cache, prefetch, prefetch_one};
 use crate::kernel::parallel::Executor;
 use crate::kernel::simd::{Lanes, Simd, SimdLevel};
 use crate::table::{Initializer, TableValidator};
@@ -23,22 +23,19 @@ use crate::{Error, Result};
 
 /// The rows of a table that no longer change, in a file that is mapped into memory.
 pub struct FrozenTable {
-    path: PathBuf,
-    file: FileBytes,
+    file: CheckedFile,
     layout: Layout,
+    index: Index,
     config: TableConfig,
-    checks: Vec<u32>,
-    blocks: Blocks,
     rules: TableValidator,
     initializer: Initializer,
-    buckets: usize,
     simd: Simd,
 }
 
 impl fmt::Debug for FrozenTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FrozenTable")
-            .field("path", &self.path)
+            .field("path", &self.file.path())
             .field("table", &self.layout.described)
             .finish()
     }
@@ -77,10 +74,10 @@ impl FrozenTable {
         let config = layout.described.table_config()?;
         let rules = TableValidator::new(&layout.described.name, &config)?;
         let initializer = Initializer::new(&layout.described.name, &config);
-        let (blocks, buckets) = (Blocks::new(checks.len()), num_buckets(layout.num_rows));
-        let path = path.to_owned();
-        let simd = Simd::detect();
-        let table = Self { path, file, layout, config, checks, blocks, rules, initializer, buckets, simd };
+        let file = CheckedFile::new(path, file, layout.checked(), checks);
+        let part = file.part(layout.index.clone());
+        let index = Index::open(layout.described.index, part, layout.num_rows)?;
+        let table = Self { file, layout, index, config, rules, initializer, simd: Simd::detect() };
         if memory == FrozenMemory::Copied {
             table.verify()?;
         }
@@ -128,12 +125,12 @@ impl FrozenTable {
 
     /// Returns a number that another file has with a probability of 2^-32: a checksum of all checksums.
     pub fn fingerprint(&self) -> u32 {
-        crc32fast::hash(&self.file[self.layout.checks.clone()])
+        crc32fast::hash(&self.file.bytes()[self.layout.checks.clone()])
     }
 
     /// Returns the bytes of the file.
     pub fn file_bytes(&self) -> usize {
-        self.file.len()
+        self.file.bytes().len()
     }
 
     /// Returns all ids, in the order of their rows.
@@ -141,8 +138,12 @@ impl FrozenTable {
     /// # Errors
     /// [`Error::Frozen`]: a byte of them was changed.
     pub fn ids(&self) -> Result<Vec<i64>> {
-        self.check(self.layout.lines.clone())?;
-        Ok(ids_of(self.lines()).collect())
+        let FrozenRows { index, rows, record, .. } = self.rows();
+        if let Some(ids) = self.index.ids(index, self.num_rows())? {
+            return Ok(ids);
+        }
+        let records = rows.all()?.chunks_exact(record.stride());
+        Ok(records.filter_map(|record_bytes| record.id_of(record_bytes)).collect())
     }
 
     /// Writes the row of each id to `rows`. An id without a row reads as its initial value.
@@ -151,7 +152,7 @@ impl FrozenTable {
     /// [`Error::IdOutOfRange`]; [`Error::DimMismatch`]; [`Error::Frozen`]: a byte that was read was changed.
     pub fn read(&self, executor: &dyn Executor, ids: &[i64], rows: &mut [f32]) -> Result<()> {
         self.rules.check_rows("emb_read", ids, rows.len())?;
-        read(self, self.simd, executor, ids, rows)
+        read(self.rows(), self.simd, executor, ids, rows)
     }
 
     /// Returns what calls are checked by.
@@ -164,115 +165,99 @@ impl FrozenTable {
     /// # Errors
     /// [`Error::Frozen`].
     pub fn verify(&self) -> Result<()> {
-        self.check(self.layout.checked())
+        self.file.verify()
     }
 
     /// Returns the bytes of a row.
-    #[inline(always)]
     pub(super) fn row_bytes(&self) -> usize {
-        self.layout.row_bytes()
+        self.layout.record.row_bytes()
     }
 
-    fn lines(&self) -> &[Line] {
-        bytemuck::cast_slice(&self.file[self.layout.lines.clone()])
-    }
-
-    /// Checks the blocks of a range of the file, which lies behind the header.
-    #[inline(always)]
-    fn check(&self, range: Range<usize>) -> Result<()> {
-        // Once all blocks have been compared, one flag stands for them.
-        match self.blocks.are_all_seen() {
-            true => Ok(()),
-            false => self.check_blocks(range),
+    /// Returns its rows, to be read.
+    pub(super) fn rows(&self) -> FrozenRows<'_> {
+        FrozenRows {
+            table: self,
+            index: self.file.part(self.layout.index.clone()),
+            rows: self.file.part(self.layout.rows.clone()),
+            num_rows: self.layout.num_rows,
+            record: self.layout.record,
         }
     }
 
-    #[inline(never)]
-    fn check_blocks(&self, range: Range<usize>) -> Result<()> {
-        let checked = self.layout.checked();
-        let data = &self.file[checked.clone()];
-        let range = range.start - checked.start..range.end - checked.start;
-        self.blocks.check(data, &self.checks, range).map_err(|bytes| Error::Frozen {
-            path: self.path.display().to_string(),
-            message: format!(
-                "bytes {} to {} were changed: the checksum is another",
-                checked.start + bytes.start,
-                checked.start + bytes.end
-            ),
-        })
-    }
-
-    /// Returns where in the file the row of a number lies.
-    #[inline(always)]
-    fn row_range(&self, number: usize) -> Range<usize> {
-        let start = self.layout.rows.start + number * self.layout.row_bytes();
-        start..start + self.layout.row_bytes()
-    }
-
-    #[cold]
-    fn damaged(&self, line: usize) -> Error {
-        Error::Frozen {
-            path: self.path.display().to_string(),
-            message: format!("line {line} of the ids says more ids or rows than there are"),
-        }
+    /// Returns the bytes of the row of an id, if it has one.
+    ///
+    /// # Errors
+    /// [`Error::Frozen`]: a byte that was read was changed.
+    pub(super) fn row_of(&self, id: i64) -> Result<Option<&[u8]>> {
+        row_of(self.rows(), id).map(|found| found.map(|(_, row)| row))
     }
 }
 
-impl RowSource for &FrozenTable {
-    type Bucket = usize;
+/// The rows of a frozen table and its index.
+#[derive(Clone, Copy)]
+pub(super) struct FrozenRows<'a> {
+    table: &'a FrozenTable,
+    index: CheckedBytes<'a>,
+    rows: CheckedBytes<'a>,
+    num_rows: usize,
+    record: Record,
+}
+
+impl FrozenRows<'_> {
+    #[inline(always)]
+    pub(super) fn num_rows(self) -> usize {
+        self.num_rows
+    }
 
     #[inline(always)]
+    pub(super) fn row_bytes(self) -> usize {
+        self.record.row_bytes()
+    }
+
+    #[inline(always)]
+    fn record_range(self, number: usize) -> Range<usize> {
+        let start = number * self.record.stride();
+        start..start + self.record.stride()
+    }
+}
+
+impl RowSource for FrozenRows<'_> {
+    #[inline(always)]
     fn dim(self) -> usize {
-        self.layout.described.dim
+        self.table.dim()
     }
 
     #[inline(always)]
     fn encoding(self) -> Encoding {
-        self.layout.described.encoding
+        self.table.encoding()
     }
 
     #[inline(always)]
     fn fill_initial(self, id: i64, row: &mut [f32]) {
-        self.initializer.fill(self.simd, &[id], row);
+        self.table.initializer.fill(self.table.simd, &[id], row);
     }
 
     #[inline(always)]
-    fn seek(self, id: i64) -> usize {
-        let bucket = bucket(id, self.buckets);
-        prefetch_one(&self.lines()[bucket], Cache::First);
-        bucket
+    fn seek(self, ids: &[i64], hashes: &mut [u64]) {
+        self.table.index.seek(self.index, ids, hashes);
     }
 
     #[inline(always)]
-    fn number(self, lanes: impl Lanes, bucket: usize, id: i64) -> Result<usize> {
-        for (number, line) in self.lines().iter().enumerate().skip(bucket) {
-            let first = self.layout.lines.start + number * size_of::<Line>();
-            // Compared before it is believed. A sound checksum does not make the line's numbers fit the file:
-            // `look` checks those.
-            self.check(first..first + size_of::<Line>())?;
-            match look(lanes, line, id, self.num_rows()) {
-                Some(LineMatch::At(number)) => return Ok(number),
-                Some(LineMatch::Nowhere) => return Ok(NO_ROW),
-                Some(LineMatch::Behind) => {}
-                None => return Err(self.damaged(number)),
-            }
-        }
-        Ok(NO_ROW)
+    fn find(self, _: impl Lanes, ids: &[i64], hashes: &[u64], numbers: &mut [usize]) -> Result<()> {
+        self.table.index.find(self.index, self.num_rows, (ids, hashes), numbers)
     }
 
     #[inline(always)]
     fn prefetch_row(self, number: usize) {
-        prefetch(&self.file[self.row_range(number)], Cache::First);
+        self.rows.prefetch(self.record_range(number));
     }
 
     #[inline(always)]
-    fn row<'a>(self, number: usize) -> Result<&'a [u8]>
+    fn row<'a>(self, number: usize, id: i64) -> Result<Option<&'a [u8]>>
     where
         Self: 'a,
     {
-        let range = self.row_range(number);
-        self.check(range.clone())?;
-        Ok(&self.file[range])
+        Ok(self.record.row_of(self.rows.get(self.record_range(number))?, id))
     }
 }
 
@@ -281,9 +266,11 @@ mod tests {
     use super::*;
     use crate::frozen::{FrozenSpec, freeze};
     use crate::kernel::parallel::Serial;
+    use crate::kernel::simd::ScalarLanes;
     use proptest::prelude::*;
     use std::collections::HashMap;
     use std::fs;
+    use std::path::PathBuf;
 
     const DIM: usize = 5;
 
@@ -313,13 +300,24 @@ mod tests {
         table.read(&Serial, ids, &mut rows).map(|()| rows)
     }
 
+    /// Ids of every kind of index: side by side, near, and far.
+    fn ids_of_any_kind() -> impl Strategy<Value = Vec<i64>> {
+        let first = prop::sample::select(vec![i64::MIN, -50, 0, i64::MAX - 2_000]);
+        let near = (first, 1i64..9, prop::collection::hash_set(0i64..200, 0..200));
+        prop_oneof![
+            prop::collection::hash_set(any::<i64>(), 0..200).prop_map(|ids| ids.into_iter().collect()),
+            near.prop_map(|(first, step, ids)| ids.into_iter().map(|id| first + id * step).collect()),
+            (-9i64..9, 0i64..200).prop_map(|(first, count)| (first..first + count).collect()),
+        ]
+    }
+
     proptest! {
         #[test]
         fn rows_are_those_that_were_frozen_and_initial_values_elsewhere(
-            ids in prop::collection::hash_set(any::<i64>(), 0..200), others in prop::collection::vec(any::<i64>(), 0..40)
+            ids in ids_of_any_kind(), others in prop::collection::vec(any::<i64>(), 0..40)
         ) {
             let directory = tempfile::tempdir().unwrap();
-            let ids: Vec<i64> = ids.into_iter().collect();
+            let others: Vec<i64> = others.into_iter().chain(ids.iter().map(|id| id.wrapping_add(1))).collect();
             let kept: HashMap<i64, [f32; DIM]> = ids.iter().map(|&id| (id, row(id))).collect();
             let asked: Vec<i64> = ids.iter().chain(&others).copied().collect();
             let initializer = Initializer::new("t", &config());
@@ -348,7 +346,7 @@ mod tests {
                 let mut bytes = vec![0; encoding.row_bytes(DIM)];
                 encoding.encode(&row(*id), &mut bytes).unwrap();
                 let mut expected = [0.0; DIM];
-                encoding.decode(&bytes, &mut expected);
+                encoding.decode(ScalarLanes, &bytes, &mut expected);
                 assert_eq!(kept, expected, "{encoding}, id {id}");
             }
         }
@@ -356,23 +354,79 @@ mod tests {
 
     #[test]
     fn every_changed_byte_is_told_and_none_is_used() {
+        for step in [1, 3, 1_000] {
+            every_change_is_told(&(0..20).map(|id| id * step).collect::<Vec<_>>());
+        }
+    }
+
+    fn every_change_is_told(ids: &[i64]) {
         let directory = tempfile::tempdir().unwrap();
-        let ids: Vec<i64> = (0..20).collect();
-        let path = frozen(directory.path(), &ids, Encoding::Int4);
+        let path = frozen(directory.path(), ids, Encoding::Int4);
         let whole = fs::read(&path).unwrap();
-        let expected = read(&FrozenTable::open(&path, FrozenMemory::Mapped).unwrap(), &ids).unwrap();
+        let expected = read(&FrozenTable::open(&path, FrozenMemory::Mapped).unwrap(), ids).unwrap();
         for place in 0..whole.len() {
             let mut changed = whole.clone();
             changed[place] ^= 1 << (place % 8);
             let other = directory.path().join("changed");
             fs::write(&other, &changed).unwrap();
-            let found = FrozenTable::open(&other, FrozenMemory::Mapped).and_then(|table| read(&table, &ids));
+            let found = FrozenTable::open(&other, FrozenMemory::Mapped).and_then(|table| read(&table, ids));
             match found {
                 Err(error) => assert!(error.to_string().contains("changed"), "byte {place}: {error}"),
                 Ok(rows) => {
                     panic!("byte {place}: {}", if rows == expected { "not seen" } else { "other rows" })
                 }
             }
+        }
+    }
+
+    /// Writes a file with a text of its header replaced by another of as many bytes, and the checksum that it has then.
+    fn with_header(directory: &Path, path: &Path, from: &str, to: &str) -> PathBuf {
+        let mut file = fs::read(path).unwrap();
+        let checks = Layout::read(&file).unwrap().checks.start;
+        let length = 8 + u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+        let text = String::from_utf8(file[8..length].to_vec()).unwrap();
+        assert!(text.contains(from), "{text}");
+        file[8..length].copy_from_slice(text.replace(from, to).as_bytes());
+        let sum = crc32fast::hash(&file[..length]).to_le_bytes();
+        file[checks..checks + 4].copy_from_slice(&sum);
+        let other = directory.join("other");
+        fs::write(&other, file).unwrap();
+        other
+    }
+
+    #[test]
+    fn an_index_that_does_not_fit_its_rows_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let bits = frozen(directory.path(), &[0, 2, 4, 6], Encoding::Float32);
+        let said = |path: &Path, from, to| {
+            let other = with_header(directory.path(), path, from, to);
+            FrozenTable::open(&other, FrozenMemory::Mapped)
+                .and_then(|table| table.ids())
+                .unwrap_err()
+                .to_string()
+        };
+        let lines = r#"\"kind\":\"bits\"#;
+        let error = said(&bits, lines, r#"\"kind\":\"blts\"#);
+        assert!(error.contains("unknown variant `blts`"), "{error}");
+        let error = said(&bits, r#""version":"2""#, r#""version":"1""#);
+        assert!(error.contains("version 1 of the format, and the index of the other"), "{error}");
+        let far = frozen(directory.path(), &[0, 1 << 40, 1 << 50], Encoding::Float32);
+        let error = said(&far, r#"\"parts\":1"#, r#"\"parts\":9"#);
+        assert!(error.contains("expected 2 lines of the index or more, got 1"), "{error}");
+        let error = said(&far, r#"\"spare\":1"#, r#"\"spare\":0"#);
+        assert!(error.contains("the hash of its 3 ids does not add up"), "{error}");
+    }
+
+    #[test]
+    fn equal_rows_give_equal_files() {
+        let [one, other] = [0, 1].map(|_| tempfile::tempdir().unwrap());
+        for step in [1, 3, 1 << 40] {
+            let ids: Vec<i64> = (0..100).map(|id| id * step).collect();
+            let mut turned = ids.clone();
+            turned.reverse();
+            let [first, second] = [(&one, &ids), (&other, &turned)]
+                .map(|(directory, ids)| fs::read(frozen(directory.path(), ids, Encoding::Int8)).unwrap());
+            assert!(first == second, "step {step}");
         }
     }
 
@@ -391,13 +445,13 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("missing"), "{error}");
-        let newer = String::from_utf8_lossy(&whole).replace(r#""version":"1""#, r#""version":"2""#);
+        let newer = String::from_utf8_lossy(&whole).replace(r#""version":"2""#, r#""version":"3""#);
         let other = directory.path().join("newer");
         // The bytes behind the header need not be text.
         let header = whole.len().min(newer.find('}').unwrap_or(0) + 400);
         fs::write(&other, [&newer.as_bytes()[..header.min(newer.len())], &whole[header..]].concat()).unwrap();
         let error = FrozenTable::open(&other, FrozenMemory::Mapped).unwrap_err().to_string();
-        assert!(error.contains("version 2 of the format, this program reads 1"), "{error}");
+        assert!(error.contains("version 3 of the format, this program reads 1 and 2"), "{error}");
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! Kernels over the rows of ids, in runs: each pass over a run asks for the memory of the next pass.
 //!
 //! ```text
-//! 1. the bucket of each id, asks for its line
-//! 2. which id of the line it is, asks for its row
+//! 1. asks for what says where each row is
+//! 2. the number of each row, asks for it
 //! 3. takes the rows
 //! ```
 
 use std::sync::OnceLock;
 
-use super::source::{NO_ROW, RowSource};
+use super::source::{NO_ROW, RowSource, row_of};
 use crate::kernel::elements::with_row_len;
 use crate::kernel::parallel::{Executor, for_each_mut, piece_size};
-use crate::kernel::simd::{Kernel, Lanes, ScalarLanes, Simd};
+use crate::kernel::simd::{Kernel, Lanes, Simd};
 use crate::rows::pooling::{AddRows, Pooling};
 use crate::{Error, Result};
 
@@ -21,26 +21,37 @@ const RUN: usize = 32;
 /// Takes the rows of ids in their order.
 trait TakeRows<S> {
     /// Takes the rows of a group; `first` is the place of its first id among all.
-    fn take(&mut self, source: S, first: usize, ids: &[i64], numbers: &[usize]) -> Result<()>;
+    fn take(
+        &mut self,
+        lanes: impl Lanes,
+        source: S,
+        first: usize,
+        ids: &[i64],
+        numbers: &[usize],
+    ) -> Result<()>;
 }
 
 /// Finds the rows of ids and lets `taker` take them.
 #[inline(always)]
 fn walk<S: RowSource>(source: S, lanes: impl Lanes, ids: &[i64], taker: &mut impl TakeRows<S>) -> Result<()> {
-    let (mut buckets, mut numbers) = ([S::Bucket::default(); RUN], [NO_ROW; RUN]);
-    for (run, ids) in ids.chunks(RUN).enumerate() {
-        let (buckets, numbers) = (&mut buckets[..ids.len()], &mut numbers[..ids.len()]);
-        // Pass after pass over a run. Groups that overlap were as quick and harder to follow.
-        for (bucket, &id) in buckets.iter_mut().zip(ids) {
-            *bucket = source.seek(id);
-        }
-        for ((number, &bucket), &id) in numbers.iter_mut().zip(&*buckets).zip(ids) {
-            *number = source.number(lanes, bucket, id)?;
-            if *number != NO_ROW {
-                source.prefetch_row(*number);
+    let (mut hashes, mut numbers) = ([[0; RUN]; 2], [[NO_ROW; RUN]; 2]);
+    let run = |number: usize| &ids[(number * RUN).min(ids.len())..((number + 1) * RUN).min(ids.len())];
+    // A run is sought while the one before it is found and the one before that is taken: each pass's memory has the time of
+    // two others to come.
+    for number in 0..ids.len().div_ceil(RUN) + 2 {
+        let sought = run(number);
+        source.seek(sought, &mut hashes[number % 2][..sought.len()]);
+        if let Some(number) = number.checked_sub(1) {
+            let (ids, numbers) = (run(number), &mut numbers[number % 2]);
+            source.find(lanes, ids, &hashes[number % 2][..ids.len()], &mut numbers[..ids.len()])?;
+            for &row in numbers[..ids.len()].iter().filter(|row| **row != NO_ROW) {
+                source.prefetch_row(row);
             }
         }
-        taker.take(source, run * RUN, ids, numbers)?;
+        if let Some(number) = number.checked_sub(2) {
+            let ids = run(number);
+            taker.take(lanes, source, number * RUN, ids, &numbers[number % 2][..ids.len()])?;
+        }
     }
     Ok(())
 }
@@ -71,8 +82,7 @@ pub(super) fn read(
 /// As [`read`].
 pub(super) fn row_numbers(source: impl RowSource, ids: &[i64], numbers: &mut [i64]) -> Result<()> {
     numbers.iter_mut().zip(ids).try_for_each(|(number, &id)| {
-        let found = source.number(ScalarLanes, source.seek(id), id)?;
-        *number = if found == NO_ROW { -1 } else { found as i64 };
+        *number = row_of(source, id)?.map_or(-1, |(number, _)| number as i64);
         Ok(())
     })
 }
@@ -97,11 +107,18 @@ impl<S: RowSource> Kernel for ReadRows<'_, S> {
 
 impl<S: RowSource> TakeRows<S> for ReadRows<'_, S> {
     #[inline(always)]
-    fn take(&mut self, source: S, first: usize, ids: &[i64], numbers: &[usize]) -> Result<()> {
+    fn take(
+        &mut self,
+        lanes: impl Lanes,
+        source: S,
+        first: usize,
+        ids: &[i64],
+        numbers: &[usize],
+    ) -> Result<()> {
         let dim = source.dim();
         let rows = self.rows[first * dim..].chunks_mut(dim);
         for ((id, &number), row) in ids.iter().zip(numbers).zip(rows) {
-            decode(source, *id, number, row)?;
+            decode(lanes, source, *id, number, row)?;
         }
         Ok(())
     }
@@ -131,23 +148,36 @@ impl<S: RowSource> Kernel for PoolRows<'_, S> {
 
 impl<S: RowSource> TakeRows<S> for PoolRows<'_, S> {
     #[inline(always)]
-    fn take(&mut self, source: S, first: usize, ids: &[i64], numbers: &[usize]) -> Result<()> {
+    fn take(
+        &mut self,
+        lanes: impl Lanes,
+        source: S,
+        first: usize,
+        ids: &[i64],
+        numbers: &[usize],
+    ) -> Result<()> {
         if !self.pooling.adds_rows_up() {
-            return self.take_one_by_one(first, ids, numbers);
+            return self.take_one_by_one(lanes, first, ids, numbers);
         }
         with_row_len!(
             source.dim(),
-            add_up(self, first, ids, numbers),
-            self.take_one_by_one(first, ids, numbers)
+            add_up(self, lanes, first, ids, numbers),
+            self.take_one_by_one(lanes, first, ids, numbers)
         )
     }
 }
 
 impl<S: RowSource> PoolRows<'_, S> {
     #[inline(always)]
-    fn take_one_by_one(&mut self, first: usize, ids: &[i64], numbers: &[usize]) -> Result<()> {
+    fn take_one_by_one(
+        &mut self,
+        lanes: impl Lanes,
+        first: usize,
+        ids: &[i64],
+        numbers: &[usize],
+    ) -> Result<()> {
         for (place, (&id, &number)) in ids.iter().zip(numbers).enumerate() {
-            decode(self.source, id, number, &mut self.row)?;
+            decode(lanes, self.source, id, number, &mut self.row)?;
             self.pooling.take(self.first_position + first + place, &self.row);
         }
         Ok(())
@@ -158,17 +188,19 @@ impl<S: RowSource> PoolRows<'_, S> {
 #[inline(always)]
 fn add_up<const LEN: usize>(
     own: &mut PoolRows<'_, impl RowSource>,
+    lanes: impl Lanes,
     first: usize,
     ids: &[i64],
     numbers: &[usize],
 ) -> Result<()> {
-    let mut rows = Numbered { source: own.source, ids, numbers, row: &mut own.row, failure: None };
+    let mut rows = Numbered { lanes, source: own.source, ids, numbers, row: &mut own.row, failure: None };
     own.pooling.add_each::<LEN>(own.first_position + first, ids.len(), &mut rows);
     rows.failure.map_or(Ok(()), Err)
 }
 
 /// The rows of numbers.
-struct Numbered<'a, S> {
+struct Numbered<'a, L, S> {
+    lanes: L,
     source: S,
     ids: &'a [i64],
     numbers: &'a [usize],
@@ -176,21 +208,23 @@ struct Numbered<'a, S> {
     failure: Option<Error>,
 }
 
-impl<S: RowSource, const LEN: usize> AddRows<LEN> for Numbered<'_, S> {
+impl<L: Lanes, S: RowSource, const LEN: usize> AddRows<LEN> for Numbered<'_, L, S> {
     #[inline(always)]
     fn add(&mut self, sum: &mut [f32; LEN], place: usize, weight: f32) {
-        match self.numbers[place] {
-            NO_ROW => self.add_initial(sum, place, weight),
-            number => match self.source.row(number) {
-                Ok(bytes) => self.source.encoding().add_to(sum, weight, bytes),
-                // The loop goes on, as `add` gives nothing back: the call fails after it.
-                Err(error) => self.failure = Some(error),
-            },
+        let row = match self.numbers[place] {
+            NO_ROW => Ok(None),
+            number => self.source.row(number, self.ids[place]),
+        };
+        match row {
+            Ok(Some(bytes)) => self.source.encoding().add_to(self.lanes, sum, weight, bytes),
+            Ok(None) => self.add_initial(sum, place, weight),
+            // The loop goes on, as `add` gives nothing back: the call fails after it.
+            Err(error) => self.failure = Some(error),
         }
     }
 }
 
-impl<S: RowSource> Numbered<'_, S> {
+impl<L, S: RowSource> Numbered<'_, L, S> {
     #[inline(never)]
     fn add_initial<const LEN: usize>(&mut self, sum: &mut [f32; LEN], place: usize, weight: f32) {
         self.source.fill_initial(self.ids[place], self.row);
@@ -200,11 +234,10 @@ impl<S: RowSource> Numbered<'_, S> {
 
 /// Writes the row of a number, or the initial one of an id.
 #[inline(always)]
-fn decode(source: impl RowSource, id: i64, number: usize, row: &mut [f32]) -> Result<()> {
-    if number == NO_ROW {
-        source.fill_initial(id, row);
-    } else {
-        source.encoding().decode(source.row(number)?, row);
+fn decode(lanes: impl Lanes, source: impl RowSource, id: i64, number: usize, row: &mut [f32]) -> Result<()> {
+    match if number == NO_ROW { None } else { source.row(number, id)? } {
+        Some(bytes) => source.encoding().decode(lanes, bytes, row),
+        None => source.fill_initial(id, row),
     }
     Ok(())
 }

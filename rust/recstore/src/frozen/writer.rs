@@ -7,9 +7,10 @@ use std::path::Path;
 use crc32fast::Hasher;
 use tempfile::NamedTempFile;
 
+use super::blocks::BLOCK_BYTES;
 use super::encoding::Encoding;
-use super::index;
-use super::layout::{BLOCK_BYTES, Described, Layout};
+use super::index::{self, BuiltIndex, IndexShape, LINE_BYTES};
+use super::layout::{Described, Layout};
 use crate::config::TableConfig;
 use crate::{Error, Result};
 
@@ -38,30 +39,47 @@ pub fn freeze(
     path: &Path,
     spec: FrozenSpec<'_>,
     ids: &[i64],
-    read: impl FnMut(&[i64], &mut [f32]) -> Result<()>,
+    mut read: impl FnMut(&[i64], &mut [f32]) -> Result<()>,
 ) -> Result<u64> {
-    write_file(path, spec, ids.to_vec(), |writer, ids| write_rows(writer, spec, ids, read, path))
+    let mut rows = vec![0f32; ROWS_PER_CHUNK * spec.config.dim];
+    write_file(path, spec, ids.to_vec(), |ids| {
+        let rows = &mut rows[..ids.len() * spec.config.dim];
+        read(ids, rows)?;
+        let encoded = spec.encoding.encode_all(ids, rows);
+        encoded
+            .map_err(|error| Error::Frozen { path: path.display().to_string(), message: error.to_string() })
+    })
 }
 
-/// Writes a file beside `path`, which then gets that name, and returns its bytes. `rows` writes the row of each id, in
-/// the order in which it gets them.
+/// Writes a file beside `path`, which then gets that name, and returns its bytes. `rows` gives the encoded rows of some ids, one
+/// behind the other.
 pub(super) fn write_file(
     path: &Path,
     spec: FrozenSpec<'_>,
-    mut ids: Vec<i64>,
-    rows: impl FnOnce(&mut Writer<'_>, &[i64]) -> Result<()>,
+    ids: Vec<i64>,
+    mut rows: impl FnMut(&[i64]) -> Result<Vec<u8>>,
 ) -> Result<u64> {
     let refused = |message: String| Error::Frozen { path: path.display().to_string(), message };
     let failed = |error: io::Error| refused(error.to_string());
-    let lines = index::build(&mut ids).map_err(|id| refused(format!("id {id} is there twice")))?;
-    let (layout, header) = Layout::new(described(spec, path)?, ids.len(), lines.len()).map_err(refused)?;
+    let BuiltIndex { shape, bytes, ids } = index::build(ids).map_err(refused)?;
+    let described = described(spec, path, shape)?;
+    let (layout, header) = Layout::new(described, ids.len(), bytes.len() / LINE_BYTES).map_err(refused)?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // In the same directory: a name can only be changed within one file system.
     let mut file = NamedTempFile::new_in(directory).map_err(failed)?;
     let mut writer = Writer::new(file.as_file_mut());
     writer.out.write_all(&header).map_err(failed)?;
-    writer.write(bytemuck::cast_slice(&lines)).map_err(failed)?;
-    rows(&mut writer, &ids)?;
+    writer.write(&bytes).map_err(failed)?;
+    let mut records = Vec::new();
+    for ids in ids.chunks(ROWS_PER_CHUNK) {
+        records.clear();
+        let encoded = rows(ids)?;
+        for (&id, row) in ids.iter().zip(encoded.chunks(layout.record.row_bytes())) {
+            records.extend_from_slice(row);
+            layout.record.close(&mut records, id);
+        }
+        writer.write(&records).map_err(failed)?;
+    }
     writer.finish(&header).map_err(failed)?;
     // Before it gets its name: after a crash the name must not belong to bytes that never came to the disk.
     file.as_file().sync_all().map_err(failed)?;
@@ -69,7 +87,7 @@ pub(super) fn write_file(
     Ok(layout.checks.end as u64)
 }
 
-fn described(spec: FrozenSpec<'_>, path: &Path) -> Result<Described> {
+fn described(spec: FrozenSpec<'_>, path: &Path, index: IndexShape) -> Result<Described> {
     if spec.config.shared_rows().is_some() {
         return Err(Error::Frozen {
             path: path.display().to_string(),
@@ -82,29 +100,12 @@ fn described(spec: FrozenSpec<'_>, path: &Path) -> Result<Described> {
     let text = spec.config.without_memory().to_json()?;
     let config =
         serde_json::from_str(&text).map_err(|error| Error::InvalidConfig { message: error.to_string() })?;
-    Ok(Described { name: spec.name.to_owned(), encoding: spec.encoding, dim: spec.config.dim, config })
-}
-
-fn write_rows(
-    writer: &mut Writer<'_>,
-    spec: FrozenSpec<'_>,
-    ids: &[i64],
-    mut read: impl FnMut(&[i64], &mut [f32]) -> Result<()>,
-    path: &Path,
-) -> Result<()> {
-    let refused = |message: String| Error::Frozen { path: path.display().to_string(), message };
-    let mut rows = vec![0f32; ROWS_PER_CHUNK * spec.config.dim];
-    for ids in ids.chunks(ROWS_PER_CHUNK) {
-        let rows = &mut rows[..ids.len() * spec.config.dim];
-        read(ids, rows)?;
-        let bytes = spec.encoding.encode_all(ids, rows).map_err(|error| refused(error.to_string()))?;
-        writer.write(&bytes).map_err(|error| refused(error.to_string()))?;
-    }
-    Ok(())
+    let name = spec.name.to_owned();
+    Ok(Described { name, encoding: spec.encoding, dim: spec.config.dim, config, index })
 }
 
 /// Writes what is in blocks, and then the checksums.
-pub(super) struct Writer<'a> {
+struct Writer<'a> {
     out: BufWriter<&'a mut File>,
     hasher: Hasher,
     in_block: usize,
@@ -116,7 +117,7 @@ impl<'a> Writer<'a> {
         Self { out: BufWriter::new(file), hasher: Hasher::new(), in_block: 0, checks: Vec::new() }
     }
 
-    pub(super) fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         self.out.write_all(bytes)?;
         while !bytes.is_empty() {
             let (own, others) = bytes.split_at(bytes.len().min(BLOCK_BYTES - self.in_block));

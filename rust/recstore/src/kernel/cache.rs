@@ -8,7 +8,7 @@
 
 use crate::kernel::elements::with_row_len;
 
-const LINE_BYTES: usize = 64;
+pub(crate) const LINE_BYTES: usize = 64;
 
 /// The lines that are used before one that is asked for into the second cache now.
 pub(crate) const LINES_LATER: usize = 128;

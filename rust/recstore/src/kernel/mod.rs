@@ -10,5 +10,6 @@ pub(crate) mod pages;
 pub(crate) mod parallel;
 pub(crate) mod result_memory;
 pub(crate) mod simd;
+pub(crate) mod small_float;
 pub(crate) mod sorting;
 pub(crate) mod squares;

@@ -12,6 +12,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::kernel::small_float::widen_half;
 use crate::{Error, Result};
 
 /// The vector instructions that kernels are compiled for.
@@ -19,9 +20,9 @@ use crate::{Error, Result};
 pub enum SimdLevel {
     /// What every processor of the target has: SSE2 on x86-64, NEON on aarch64.
     Baseline,
-    /// AVX2, 256 bits.
+    /// AVX2, 256 bits, with F16C and POPCNT.
     Avx2,
-    /// AVX-512 (F, DQ, VL), 512 bits.
+    /// AVX-512 (F, DQ, VL), 512 bits, with the same.
     Avx512,
 }
 
@@ -42,11 +43,17 @@ impl SimdLevel {
     fn is_available(self) -> bool {
         match self {
             Self::Baseline => true,
-            Self::Avx2 => is_x86_feature_detected!("avx2"),
+            // Every processor with AVX2 has the others.
+            Self::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("f16c")
+                    && is_x86_feature_detected!("popcnt")
+            }
             Self::Avx512 => {
                 is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
+                    && Self::Avx2.is_available()
             }
         }
     }
@@ -98,6 +105,12 @@ pub(crate) trait Kernel {
 pub(crate) trait Lanes: Copy {
     /// Returns a bit for each of `lanes` that equals `value`, the first in the lowest place.
     fn equal(self, lanes: &[i64; 8], value: i64) -> u32;
+
+    /// Returns halves as float32, exactly.
+    fn widen_halves(self, halves: [u16; 2]) -> [f32; 2];
+
+    /// Returns bytes as numbers.
+    fn widen_bytes(self, bytes: [u8; 16]) -> [f32; 16];
 }
 
 /// [`Lanes`] in plain Rust: what the others are held against.
@@ -109,6 +122,16 @@ impl Lanes for ScalarLanes {
     fn equal(self, lanes: &[i64; 8], value: i64) -> u32 {
         let bits = lanes.iter().enumerate().map(|(lane, other)| u32::from(*other == value) << lane);
         bits.fold(0, |bits, bit| bits | bit)
+    }
+
+    #[inline(always)]
+    fn widen_halves(self, halves: [u16; 2]) -> [f32; 2] {
+        halves.map(widen_half)
+    }
+
+    #[inline(always)]
+    fn widen_bytes(self, bytes: [u8; 16]) -> [f32; 16] {
+        bytes.map(f32::from)
     }
 }
 
@@ -123,6 +146,18 @@ impl Lanes for Avx2Lanes {
     fn equal(self, lanes: &[i64; 8], value: i64) -> u32 {
         // SAFETY: 1. the processor has AVX2: only `run_avx2` makes a value of this type.
         unsafe { equal_avx2(lanes, value) }
+    }
+
+    #[inline(always)]
+    fn widen_halves(self, halves: [u16; 2]) -> [f32; 2] {
+        // SAFETY: 1. the processor has F16C: only `run_avx2` makes a value of this type.
+        unsafe { widen_halves_f16c(halves) }
+    }
+
+    #[inline(always)]
+    fn widen_bytes(self, bytes: [u8; 16]) -> [f32; 16] {
+        // SAFETY: 1. the processor has AVX2: only `run_avx2` makes a value of this type.
+        unsafe { widen_bytes_avx2(bytes) }
     }
 }
 
@@ -142,6 +177,29 @@ fn equal_avx2(lanes: &[i64; 8], value: i64) -> u32 {
     half(0) | half(4) << 4
 }
 
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+fn widen_bytes_avx2(bytes: [u8; 16]) -> [f32; 16] {
+    use std::arch::x86_64::{_mm_cvtsi64_si128, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_storeu_ps};
+    let mut numbers = [0.0; 16];
+    for (half, numbers) in bytes.as_chunks::<8>().0.iter().zip(numbers.as_chunks_mut::<8>().0) {
+        let wide = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(*half)));
+        // SAFETY: 1. the eight numbers are 32 bytes; the store needs no alignment.
+        unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), _mm256_cvtepi32_ps(wide)) };
+    }
+    numbers
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "f16c")]
+#[inline]
+fn widen_halves_f16c([first, second]: [u16; 2]) -> [f32; 2] {
+    use std::arch::x86_64::{_mm_cvtph_ps, _mm_cvtsi32_si128, _mm_cvtss_f32, _mm_movehdup_ps};
+    let wide = _mm_cvtph_ps(_mm_cvtsi32_si128((u32::from(first) | u32::from(second) << 16) as i32));
+    [_mm_cvtss_f32(wide), _mm_cvtss_f32(_mm_movehdup_ps(wide))]
+}
+
 /// [`Lanes`] with AVX-512.
 #[cfg(target_arch = "x86_64")]
 #[derive(Debug, Clone, Copy)]
@@ -154,6 +212,18 @@ impl Lanes for Avx512Lanes {
         // SAFETY: 1. the processor has AVX-512 F: only `run_avx512` makes a value of this type.
         unsafe { equal_avx512(lanes, value) }
     }
+
+    #[inline(always)]
+    fn widen_halves(self, halves: [u16; 2]) -> [f32; 2] {
+        // SAFETY: 1. the processor has F16C: only `run_avx512` makes a value of this type.
+        unsafe { widen_halves_f16c(halves) }
+    }
+
+    #[inline(always)]
+    fn widen_bytes(self, bytes: [u8; 16]) -> [f32; 16] {
+        // SAFETY: 1. the processor has AVX-512 F: only `run_avx512` makes a value of this type.
+        unsafe { widen_bytes_avx512(bytes) }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -164,6 +234,20 @@ fn equal_avx512(lanes: &[i64; 8], value: i64) -> u32 {
     // SAFETY: 1. the eight lanes are 64 bytes; the load needs no alignment.
     let lanes = unsafe { _mm512_loadu_si512(lanes.as_ptr().cast()) };
     u32::from(_mm512_cmpeq_epi64_mask(lanes, _mm512_set1_epi64(value)))
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+#[inline]
+fn widen_bytes_avx512(bytes: [u8; 16]) -> [f32; 16] {
+    use std::arch::x86_64::{_mm_loadu_si128, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_storeu_ps};
+    let mut numbers = [0.0; 16];
+    // SAFETY: 1. the bytes are 16, and the numbers 64 bytes; neither needs an alignment.
+    unsafe {
+        let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()));
+        _mm512_storeu_ps(numbers.as_mut_ptr(), _mm512_cvtepi32_ps(wide));
+    }
+    numbers
 }
 
 /// A level that this machine was seen to have; only [`Simd::new`] makes one.
@@ -202,13 +286,13 @@ impl Simd {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,f16c,popcnt")]
 fn run_avx2<K: Kernel>(kernel: K) {
     kernel.run(Avx2Lanes(()));
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl,f16c,popcnt")]
 fn run_avx512<K: Kernel>(kernel: K) {
     // AVX-512 brings fused multiply-adds, but rustc contracts nothing to them: all levels give the same bits.
     kernel.run(Avx512Lanes(()));
@@ -251,6 +335,55 @@ mod tests {
                 assert_eq!(found, pattern, "{level}");
                 Simd::new(level).unwrap().run(Compare(&lanes, 99, &mut found));
                 assert_eq!(found, 0, "{level}");
+            }
+        }
+    }
+
+    struct Widen<'a>([u16; 2], &'a mut [f32; 2]);
+
+    impl Kernel for Widen<'_> {
+        #[inline(always)]
+        fn run(self, lanes: impl Lanes) {
+            *self.1 = lanes.widen_halves(self.0);
+        }
+    }
+
+    #[test]
+    fn every_level_widens_all_halves_alike() {
+        for half in 0..=u16::MAX {
+            for level in SimdLevel::available() {
+                let mut found = [9.0; 2];
+                Simd::new(level).unwrap().run(Widen([half, !half], &mut found));
+                let expected = [half, !half].map(widen_half);
+                // What is no number stays none; all others have the same bits.
+                let same = |(found, expected): (&f32, f32)| {
+                    found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan())
+                };
+                assert!(
+                    found.iter().zip(expected).all(same),
+                    "{half:#x} at {level}: {found:?}, {expected:?}"
+                );
+            }
+        }
+    }
+
+    struct WidenBytes<'a>([u8; 16], &'a mut [f32; 16]);
+
+    impl Kernel for WidenBytes<'_> {
+        #[inline(always)]
+        fn run(self, lanes: impl Lanes) {
+            *self.1 = lanes.widen_bytes(self.0);
+        }
+    }
+
+    #[test]
+    fn every_level_widens_all_bytes_at_every_place() {
+        for first in 0..=u8::MAX {
+            let bytes: [u8; 16] = std::array::from_fn(|place| first.wrapping_add(place as u8 * 17));
+            for level in SimdLevel::available() {
+                let mut found = [9.0; 16];
+                Simd::new(level).unwrap().run(WidenBytes(bytes, &mut found));
+                assert_eq!(found, bytes.map(f32::from), "{level}");
             }
         }
     }

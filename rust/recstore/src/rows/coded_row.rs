@@ -15,7 +15,7 @@
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use super::row_type::{Noise, RowType};
-use super::small_float::{nearest_e4m3, stochastic_e4m3, widen_e4m3};
+use crate::kernel::small_float::{nearest_e4m3, stochastic_e4m3, widen_e4m3};
 
 /// What a code means.
 pub(crate) trait Code: Copy + Send + Sync + 'static {

@@ -14,4 +14,3 @@ pub(crate) mod pooling;
 pub(crate) mod rank_pieces;
 pub(crate) mod rank_requests;
 pub(crate) mod row_type;
-pub(crate) mod small_float;

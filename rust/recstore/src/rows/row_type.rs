@@ -8,8 +8,8 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::small_float::{nearest_half, stochastic_half, widen_half};
 use crate::kernel::cache::{copy_row, copy_rows, prefetch_group, prefetch_near};
+use crate::kernel::small_float::{nearest_half, stochastic_half, widen_half};
 
 /// How the weights of a row are kept in the words of a record.
 pub(crate) trait RowType: Copy + Send + Sync + 'static {

@@ -51,7 +51,7 @@ pub use cut_rows::{CutProgress, CutRows};
 pub(crate) use engine::Engine;
 #[cfg(feature = "internals")]
 pub(crate) use ids::finding::FindRows;
-pub(crate) use ids::id_lines::{BEHIND, Bucket, IdLines};
+pub(crate) use ids::id_lines::{BEHIND, IdLines};
 #[cfg(feature = "internals")]
 pub(crate) use ids::id_map::IdMap;
 pub use ids::places::TAG_WORDS;

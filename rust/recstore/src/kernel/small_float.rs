@@ -78,7 +78,7 @@ pub(crate) fn nearest_half(value: f32) -> u16 {
 
 /// Returns one of the two halves around `value`; `noise` are 16 random bits.
 #[inline(always)]
-pub(super) fn stochastic_half(value: f32, noise: u32) -> u16 {
+pub(crate) fn stochastic_half(value: f32, noise: u32) -> u16 {
     half_of(value, stochastic::<{ HALF.0 }, { HALF.1 }>(value, noise))
 }
 
@@ -96,7 +96,7 @@ fn half_of(value: f32, found: u32) -> u16 {
 
 /// Returns e4m3 as a float32, exactly. There is none for a NaN.
 #[inline(always)]
-pub(super) fn widen_e4m3(code: u8) -> f32 {
+pub(crate) fn widen_e4m3(code: u8) -> f32 {
     const MIN_NORMAL: f32 = least_normal(E4M3.1);
     const FIRST_NORMAL: u32 = 1 << 23;
     let magnitude = u32::from(code & 0x7F) << 20;
@@ -109,13 +109,13 @@ pub(super) fn widen_e4m3(code: u8) -> f32 {
 
 /// Returns the e4m3 nearest to `value`, whose magnitude is 448 at most, of two equally near ones the even one.
 #[inline(always)]
-pub(super) fn nearest_e4m3(value: f32) -> u8 {
+pub(crate) fn nearest_e4m3(value: f32) -> u8 {
     e4m3_of(value, nearest::<{ E4M3.0 }, { E4M3.1 }>(value))
 }
 
 /// Returns one of the two e4m3 around `value`, whose magnitude is 448 at most; `noise` are 16 random bits.
 #[inline(always)]
-pub(super) fn stochastic_e4m3(value: f32, noise: u32) -> u8 {
+pub(crate) fn stochastic_e4m3(value: f32, noise: u32) -> u8 {
     e4m3_of(value, stochastic::<{ E4M3.0 }, { E4M3.1 }>(value, noise))
 }
 

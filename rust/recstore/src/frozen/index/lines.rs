@@ -1,4 +1,4 @@
-//! Where the row of an id is in a frozen table: ids lie in cache lines, in the order of their hashes.
+//! Where the row of an id is in a frozen table of version 1: ids lie in cache lines, in the order of their hashes.
 //!
 //! ```text
 //! line = up to 7 ids, and a word: the number of ids in all lines before, and in its upper half that of its own
@@ -19,35 +19,6 @@ const IDS_PER_LINE: usize = 7;
 
 /// Ids a line on average, in fifths.
 const FIFTHS: usize = 4 * IDS_PER_LINE;
-
-/// Sorts ids, none of which may be there twice, by their hashes, and returns the lines that they lie in. An id that is
-/// there twice is returned as an error.
-pub(super) fn build(ids: &mut [i64]) -> std::result::Result<Vec<Line>, i64> {
-    ids.sort_unstable_by_key(|&id| mix(id));
-    if let Some(twice) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(twice[0]);
-    }
-    let buckets = num_buckets(ids.len());
-    let mut lines = vec![Line::default(); buckets];
-    let mut last = 0;
-    for (number, &id) in ids.iter().enumerate() {
-        // Never before the last line: ids keep the order of their hashes, by which `look` knows where a
-        // search ends.
-        let line = bucket(id, buckets).max(last);
-        last = if own_count(&lines[line]) == IDS_PER_LINE { line + 1 } else { line };
-        if last == lines.len() {
-            lines.push(Line::default());
-        }
-        put(&mut lines[last], number, id);
-    }
-    Ok(lines)
-}
-
-fn put(line: &mut Line, number: usize, id: i64) {
-    let count = own_count(line);
-    line[count] = id;
-    line[IDS_PER_LINE] = (number - count) as i64 | ((count + 1) as i64) << 32;
-}
 
 #[inline(always)]
 fn own_count(line: &Line) -> usize {
@@ -108,6 +79,31 @@ mod tests {
     use crate::kernel::simd::ScalarLanes;
     use proptest::prelude::*;
 
+    /// Sorts ids by their hashes and returns their lines, as version 1 wrote them.
+    fn build(ids: &mut [i64]) -> Vec<Line> {
+        ids.sort_unstable_by_key(|&id| mix(id));
+        let buckets = num_buckets(ids.len());
+        let mut lines = vec![Line::default(); buckets];
+        let mut last = 0;
+        for (number, &id) in ids.iter().enumerate() {
+            // Never before the last line: ids keep the order of their hashes, by which `look` knows where a
+            // search ends.
+            let line = bucket(id, buckets).max(last);
+            last = if own_count(&lines[line]) == IDS_PER_LINE { line + 1 } else { line };
+            if last == lines.len() {
+                lines.push(Line::default());
+            }
+            put(&mut lines[last], number, id);
+        }
+        lines
+    }
+
+    fn put(line: &mut Line, number: usize, id: i64) {
+        let count = own_count(line);
+        line[count] = id;
+        line[IDS_PER_LINE] = (number - count) as i64 | ((count + 1) as i64) << 32;
+    }
+
     /// Where an id is, and how many lines were read.
     fn find(lines: &[Line], buckets: usize, rows: usize, id: i64) -> (Option<usize>, usize) {
         for (read, line) in lines[bucket(id, buckets)..].iter().enumerate() {
@@ -126,7 +122,7 @@ mod tests {
             ids in prop::collection::hash_set(any::<i64>(), 0..300), others in prop::collection::vec(any::<i64>(), 0..50)
         ) {
             let mut sorted: Vec<i64> = ids.iter().copied().collect();
-            let lines = build(&mut sorted).unwrap();
+            let lines = build(&mut sorted);
             prop_assert_eq!(&ids_of(&lines).collect::<Vec<_>>(), &sorted);
             let buckets = num_buckets(ids.len());
             for (place, &id) in sorted.iter().enumerate() {
@@ -139,15 +135,10 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_is_there_twice_is_an_error() {
-        assert_eq!(build(&mut [5, -7, 5]), Err(5));
-    }
-
-    #[test]
     fn ids_take_twelve_bytes_and_searches_read_one_line() {
         let count = 200_000i64;
         let mut ids: Vec<i64> = (0..count).map(|id| id * id * 31).collect();
-        let lines = build(&mut ids).unwrap();
+        let lines = build(&mut ids);
         assert!(size_of_val(&*lines) <= 12 * ids.len());
         let buckets = num_buckets(ids.len());
         let read: usize = ids.iter().map(|&id| find(&lines, buckets, ids.len(), id).1).sum();
