@@ -346,9 +346,14 @@ def test_the_whole_state_of_torch_s_module_is_loaded(table_name: Callable[[], st
         (
             {"weight": torch.zeros(NUM, DIM, dtype=torch.int8)},
             TypeError,
-            r'floating point tensor as "weight", got torch',
+            r'takes a tensor of .* as "weight", got torch.int8',
         ),
-        ({"weight": [1.0]}, TypeError, r'takes a floating point tensor as "weight", got list'),
+        ({"weight": [1.0]}, TypeError, r'takes a tensor of torch.float64, .* as "weight", got list'),
+        (
+            {"weight": torch.ones(NUM, DIM).to(torch.float8_e4m3fn)},
+            TypeError,
+            r'takes a tensor of .* as "weight", got torch.float8_e4m3fn',
+        ),
         ({"weight": torch.full((NUM, DIM), torch.nan)}, ValueError, r"a row that is not finite, of the id 0"),
         ({"ids": torch.tensor([1])}, ValueError, r'takes "ids" with "rows", or "weight" alone; the state has "ids"'),
         ({"rows": torch.zeros(1, DIM)}, ValueError, r'or "weight" alone; the state has "rows"'),

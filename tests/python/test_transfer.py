@@ -176,7 +176,9 @@ LAST_NOT_FINITE = torch.tensor([[0.0] * DIM, [0.0] * DIM, [0.0, torch.nan, 0.0]]
     ("ids", "rows", "error", "message"),
     [
         (GOOD.double(), ROWS, TypeError, "ids|int64"),
-        (GOOD, ROWS.long(), TypeError, "takes floating-point rows, got torch.int64"),
+        (GOOD, ROWS.long(), TypeError, "takes rows of torch.float64, .*torch.bfloat16, got torch.int64: codes are"),
+        (GOOD, ROWS.to(torch.float8_e4m3fn), TypeError, "got torch.float8_e4m3fn: codes are multiplied by the scales"),
+        (GOOD, ROWS.to(torch.float8_e5m2), TypeError, "got torch.float8_e5m2: codes are multiplied by the scales"),
         (GOOD, ROWS[:, :2], ValueError, r"takes ids \[N\] and rows \[N, 3\], got \[3\] and \[3, 2\]"),
         (GOOD, ROWS[:2], ValueError, r"takes ids \[N\] and rows \[N, 3\], got \[3\] and \[2, 3\]"),
         (GOOD.view(1, 3), ROWS.view(1, 3, DIM), ValueError, r"got \[1, 3\] and \[1, 3, 3\]"),

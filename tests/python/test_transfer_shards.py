@@ -115,6 +115,7 @@ def test_a_directory_may_have_a_file_instead_of_an_index(table_name: TableName, 
 GOOD = {
     "a.safetensors": {"m[0:2]": torch.zeros(2, DIM), "whole": torch.zeros(2, DIM)},
     "b.safetensors": {"m[2:5]": torch.zeros(3, DIM), "wide": torch.zeros(2, DIM + 1), "long": torch.zeros(2, 2).long()},
+    "c.safetensors": {"codes": torch.ones(2, DIM).to(torch.float8_e4m3fn), "codes_scale_inv": torch.ones(2)},
 }
 
 
@@ -123,7 +124,8 @@ GOOD = {
     [
         ("absent", ValueError, r'index.json has no tensor "absent", but \[.*whole'),
         ("wide", ValueError, r'takes ids \[N\] and rows \[N, 3\], got \[2\] and \[2, 4\], by "wide" of .*index.json'),
-        ("long", TypeError, r'takes floating-point rows, got torch.int64, by "long" of .*index.json'),
+        ("long", TypeError, r'takes rows of .*, got torch.int64, by "long" of .*index.json: codes are'),
+        ("codes", TypeError, r'got torch.float8_e4m3fn, by "codes" of .*: codes are multiplied by the scales'),
         (("whole", "wide"), ValueError, r'got \[2\] and \[2, 4\], by "wide" of'),
         (("m", "whole"), IndexError, r'takes ids within num_embeddings 6, got 6, by "whole" of'),
         (("whole", "m", "absent"), ValueError, 'no tensor "absent"'),

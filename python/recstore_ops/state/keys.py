@@ -17,6 +17,7 @@ from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.sharding.ownership import own_ids
 from recstore_ops.state.ids_check import are_ids_as_saved, check_of_ids
 from recstore_ops.state.rows import are_tables_left_out, check_rows, replace_rows, table_rows
+from recstore_ops.table.checks import ROW_TYPES
 from recstore_ops.table.copied_values import CopiedValues
 from recstore_ops.table.table import Table
 
@@ -162,9 +163,11 @@ def names_in(state: Any) -> list[str]:
 
 def _rows_of_matrix(table: Table, key: str, weight: Any) -> tuple[Tensor, Tensor]:
     """The ids and rows of a matrix whose row i belongs to id i; for a sharded table, those of this rank."""
-    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+    if not isinstance(weight, Tensor) or weight.dtype not in ROW_TYPES:
         found = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
-        raise TypeError(f'table "{table.name}" takes a floating point tensor as "{key}", got {found}')
+        raise TypeError(
+            f'table "{table.name}" takes a tensor of {", ".join(map(str, ROW_TYPES))} as "{key}", got {found}'
+        )
     size = table.config.num_embeddings
     expected = ("any number" if size is None else size, table.dim)
     if weight.dim() < 2 or weight[:1].numel() not in (0, table.dim) or size not in (None, weight.shape[0]):

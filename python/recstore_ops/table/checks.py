@@ -1,4 +1,4 @@
-"""Checks of what lookups are given: ids and per-sample weights."""
+"""Checks of what tables are given: ids, per-sample weights and types of rows."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -10,6 +10,10 @@ from torch import Tensor
 
 from recstore_ops.ops.integers import as_int, is_int64
 from recstore_ops.sparse.transforms import refuse_symbolic
+
+ROW_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""The types of rows that are brought to a table: numbers that are values by themselves. Those of 8 bits are codes, and
+without the scales that they lie beside they are other rows."""
 
 
 def is_finite(values: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recstore_ops.config.progress_bars import Bar
 from recstore_ops.ops import operators
-from recstore_ops.table.checks import check_ids
+from recstore_ops.table.checks import ROW_TYPES, check_ids
 from recstore_ops.table.cut import rows_at_a_time
 from recstore_ops.table.known_shards import refuse_sharded
 from recstore_ops.table.table import Table
@@ -55,8 +55,11 @@ class Import:
         table = self.table
         refuse_sharded("an import of rows", [table.name], _SHARDED)
         ids_shape = [len(self.ids)] if isinstance(self.ids, range) else list(check_ids(self.ids).shape)
-        if not self.rows.is_floating_point():
-            raise TypeError(f'table "{table.name}" takes floating-point rows, got {self.rows.dtype}{self.where}')
+        if self.rows.dtype not in ROW_TYPES:
+            raise TypeError(
+                f'table "{table.name}" takes rows of {", ".join(map(str, ROW_TYPES))}, got {self.rows.dtype}'
+                f"{self.where}: codes are multiplied by the scales that they lie beside first, and integers converted"
+            )
         if len(ids_shape) != 1 or list(self.rows.shape) != [*ids_shape, table.dim]:
             raise ValueError(
                 f'table "{table.name}" takes ids [N] and rows [N, {table.dim}], got {ids_shape} and '

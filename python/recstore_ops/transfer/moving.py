@@ -86,7 +86,8 @@ def import_rows(table: AnyTable, ids: Tensor, rows: Tensor, *, progress: bool | 
     Args:
         table: an open table or its name.
         ids: int64, `[N]`; of duplicates the last one wins.
-        rows: floating point, `[N, dim]`; rounded to the nearest if the table's rows are narrower than float32.
+        rows: float64, float32, float16 or bfloat16, `[N, dim]`; rounded to the nearest if the table's rows are
+            narrower than float32.
         progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
 
     Raises:
