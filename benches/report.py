@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benches.cells import TITLES
+from benches.cells.one_table import YARDSTICK
 from benches.derived import derive
 from benches.measured import Figure, Outcome, Timed
 from benches.recorded import README
@@ -14,6 +15,12 @@ from benches.targets import Target, targets
 from benches.wording import ABSENT, axis, described, differing, ratio, significant, time_with_spread
 
 START, END = "<!-- cells -->", "<!-- /cells -->"
+_OTHERS = ("FBGEMM", "TorchRec", "F.embedding", "nn.", "torch", "xxhash")
+"""How the names of other libraries begin."""
+
+_NOISE = 1.05
+"""Less is no difference."""
+
 SUMMARY, SUMMARY_END = "<!-- summary -->", "<!-- /summary -->"
 
 
@@ -49,6 +56,7 @@ def tables(outcomes: Sequence[Outcome], machine: Mapping[str, str]) -> str:
     sections = [
         _table(("", ""), machine.items()),
         "### Targets\n\n" + target_table(outcomes),
+        "### Where others win\n\n" + _lost_table(outcomes),
         *(_cell(cell, title, outcomes) for cell, title in TITLES.items()),
         "### Derived\n\n" + _derived_table(outcomes),
     ]
@@ -75,6 +83,32 @@ def _target_row(target: Target) -> Sequence[str]:
         return target.text, limit, ABSENT, "", "not measured"
     seen = f"{significant(worst.value)} {target.unit}".rstrip()
     return target.text, limit, seen, worst.where, "yes" if target.holds else "**no**"
+
+
+def _lost_table(outcomes: Sequence[Outcome]) -> str:
+    """Each case in which another library takes less time than this one, by more than the noise."""
+    lost = [
+        (TITLES[case.cell], described(case.axes, case.axes), ours, other, f"{factor:.2f} x as fast")
+        for case in outcomes
+        if isinstance(case, Timed) and not case.error
+        for other, ours, factor in _beside_others(case)
+        if factor > _NOISE
+    ]
+    return _table(("cell", "case", "here", "other", "the other is"), lost)
+
+
+def _beside_others(case: Timed) -> Iterator[tuple[str, str, float]]:
+    """Each other library, what it was measured beside, and how many times as fast it is."""
+    for name, bases in case.against.items():
+        for base in bases:
+            spread = case.ratio(name, base)
+            if spread is None or _is_other(name) == _is_other(base) or YARDSTICK in (name, base):
+                continue
+            yield (name, base, 1 / spread.median) if _is_other(name) else (base, name, spread.median)
+
+
+def _is_other(competitor: str) -> bool:
+    return competitor.startswith(_OTHERS)
 
 
 def _derived_table(outcomes: Sequence[Outcome]) -> str:

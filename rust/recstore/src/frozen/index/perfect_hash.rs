@@ -197,7 +197,7 @@ impl UsedSlots {
 
 /// A hash that is read from its bytes.
 #[derive(Debug)]
-pub(super) struct PerfectHash {
+pub(in super::super) struct PerfectHash {
     shape: HashShape,
     /// The number at which each part begins, and their count.
     starts: Vec<u32>,
