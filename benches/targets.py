@@ -200,7 +200,7 @@ def _steps(rows: int) -> list[_Ratio]:
     ]
 
 
-def _collections(dim: int, bag: int) -> list[_Ratio]:
+def _collections(dim: int, bag: collection.Bag) -> list[_Ratio]:
     cell, size = collection.CELL, f"{collection.TABLES} tables of dim {dim}, {bag} ids a bag"
     axes: dict[str, Axis] = {"dim": dim, "ids a bag": bag, "threads": 2}
     forward, whole = {**axes, "work": collection.FORWARD}, {**axes, "work": collection.STEP}
@@ -220,6 +220,8 @@ _BY_KIND = {
     (16, 1, collection.FORWARD): (1.2, 1.6),
     (16, 20, collection.FORWARD): (1.2, 1.6),
     (16, 20, collection.STEP): (3.5, 5.0),
+    (128, collection.MLPERF, collection.FORWARD): (1.0, 1.0),
+    (128, collection.MLPERF, collection.STEP): (3.0, 3.0),
 }
 """How many times our time FBGEMM should take with dense and with spread ids: on one thread, and on two."""
 

@@ -16,7 +16,11 @@
 #include <immintrin.h>
 #endif
 
-enum { LINE_BYTES = 64, GATHER_AHEAD = 16, SUM_AHEAD = 16, UPDATE_AHEAD = 8 };
+enum { LINE_BYTES = 64, FLOATS_PER_LINE = LINE_BYTES / sizeof(float) };
+
+/* Lines are asked for into the second cache a good way ahead, and into the first shortly before their use: a core has
+ * two dozen requests of its first cache under way, and more of its second. */
+enum { LINES_FAR = 128, LINES_NEAR = 16, MOST_ROWS_AHEAD = 64 };
 
 /* Below that many rows a thread, waking another one costs more than it brings. */
 enum { LEAST_ROWS_A_THREAD = 1024 };
@@ -62,25 +66,44 @@ static void over_threads(chunk_fn run, const void *job, size_t rows, int threads
         default: loop(__VA_ARGS__, dim);                                                                               \
     }
 
-INLINE void prefetch_floats(const float *floats, size_t count) {
-    for (size_t at = 0; at < count; at += LINE_BYTES / sizeof(float)) __builtin_prefetch(floats + at);
+/* How many rows of `floats` ahead are `lines` lines ahead. */
+INLINE size_t rows_ahead(size_t lines, size_t floats) {
+    size_t rows = lines / ((floats + FLOATS_PER_LINE - 1) / FLOATS_PER_LINE);
+    return rows < 1 ? 1 : rows > MOST_ROWS_AHEAD ? MOST_ROWS_AHEAD : rows;
+}
+
+INLINE void prefetch_far(const float *floats, size_t count) {
+    for (size_t at = 0; at < count; at += FLOATS_PER_LINE) __builtin_prefetch(floats + at, 0, 2);
+}
+
+INLINE void prefetch_near(const float *floats, size_t count) {
+    for (size_t at = 0; at < count; at += FLOATS_PER_LINE) __builtin_prefetch(floats + at, 0, 3);
+}
+
+/* Asks for the rows of `floats` floats, `stride` apart, that come behind place `at` of an index. */
+INLINE void prefetch_rows(const float *rows, size_t stride, size_t floats, const int64_t *index, size_t count,
+                          size_t at) {
+    const size_t far = at + rows_ahead(LINES_FAR, floats), near = at + rows_ahead(LINES_NEAR, floats);
+    if (far < count) prefetch_far(rows + (size_t)index[far] * stride, floats);
+    if (near < count) prefetch_near(rows + (size_t)index[near] * stride, floats);
 }
 
 struct gather {
     const float *records;
-    size_t stride, dim, bag;
+    size_t stride, dim;
     const int64_t *index;
     size_t indices;
+    const int64_t *offsets; /* of bags */
     float *out;
 };
 
-INLINE void prefetch_row(const struct gather *job, size_t at, size_t dim) {
-    if (at < job->indices) prefetch_floats(job->records + (size_t)job->index[at] * job->stride, dim);
+INLINE void prefetch_row(const struct gather *job, size_t at, size_t floats) {
+    prefetch_rows(job->records, job->stride, floats, job->index, job->indices, at);
 }
 
 INLINE void gather_loop(const struct gather *job, size_t start, size_t end, size_t dim) {
     for (size_t at = start; at < end; at++) {
-        prefetch_row(job, at + GATHER_AHEAD, dim);
+        prefetch_row(job, at, dim);
         memcpy(job->out + at * dim, job->records + (size_t)job->index[at] * job->stride, dim * sizeof(float));
     }
 }
@@ -93,20 +116,27 @@ static void gather_chunk(const void *argument, size_t start, size_t end) {
 /* y1: out[i, :] = weights of record index[i]. */
 void yardstick_gather(const float *records, size_t stride, size_t dim, const int64_t *index, size_t count, float *out,
                       int threads) {
-    struct gather job = {records, stride, dim, 1, index, count, out};
+    struct gather job = {records, stride, dim, index, count, NULL, out};
     over_threads(gather_chunk, &job, count, threads);
 }
 
-INLINE void pool_loop(const struct gather *job, size_t start, size_t end, size_t dim) {
-    for (size_t bag = start; bag < end; bag++) {
-        float *restrict sum = job->out + bag * dim;
-        for (size_t at = bag * job->bag; at < (bag + 1) * job->bag; at++) {
-            prefetch_row(job, at + GATHER_AHEAD, dim);
-            const float *restrict row = job->records + (size_t)job->index[at] * job->stride;
-            int is_first = at == bag * job->bag;
-            for (size_t column = 0; column < dim; column++) sum[column] = (is_first ? 0.0f : sum[column]) + row[column];
-        }
+/* Columns that are summed in registers. */
+enum { COLUMNS_TOGETHER = 128 };
+
+INLINE void pool_columns(const struct gather *job, size_t bag, size_t first, size_t count, size_t dim) {
+    float sum[COLUMNS_TOGETHER] = {0};
+    for (size_t at = (size_t)job->offsets[bag]; at < (size_t)job->offsets[bag + 1]; at++) {
+        if (first == 0) prefetch_row(job, at, dim);
+        const float *restrict row = job->records + (size_t)job->index[at] * job->stride + first;
+        for (size_t column = 0; column < count; column++) sum[column] += row[column];
     }
+    memcpy(job->out + bag * dim + first, sum, count * sizeof(float));
+}
+
+INLINE void pool_loop(const struct gather *job, size_t start, size_t end, size_t dim) {
+    for (size_t bag = start; bag < end; bag++)
+        for (size_t first = 0; first < dim; first += COLUMNS_TOGETHER)
+            pool_columns(job, bag, first, dim - first < COLUMNS_TOGETHER ? dim - first : COLUMNS_TOGETHER, dim);
 }
 
 static void pool_chunk(const void *argument, size_t start, size_t end) {
@@ -114,10 +144,10 @@ static void pool_chunk(const void *argument, size_t start, size_t end) {
     WITH_DIM(pool_loop, job->dim, job, start, end)
 }
 
-/* y1 of bags: out[b, :] = sum of the weights of the records index[b * bag .. (b + 1) * bag]. */
-void yardstick_pool(const float *records, size_t stride, size_t dim, const int64_t *index, size_t bags, size_t bag,
-                    float *out, int threads) {
-    struct gather job = {records, stride, dim, bag, index, bags * bag, out};
+/* y1 of bags: out[b, :] = sum of the weights of the records index[offsets[b] .. offsets[b + 1]]. */
+void yardstick_pool(const float *records, size_t stride, size_t dim, const int64_t *index, size_t count,
+                    const int64_t *offsets, size_t bags, float *out, int threads) {
+    struct gather job = {records, stride, dim, index, count, offsets, out};
     over_threads(pool_chunk, &job, bags, threads);
 }
 
@@ -143,7 +173,7 @@ INLINE uint16_t rounded(float value, uint32_t seed, uint32_t column) {
 
 INLINE void widen_loop(const struct gather *job, size_t start, size_t end, size_t dim) {
     for (size_t at = start; at < end; at++) {
-        prefetch_row(job, at + GATHER_AHEAD, bfloat16_words(dim));
+        prefetch_row(job, at, bfloat16_words(dim));
         const uint16_t *restrict row = (const uint16_t *)(job->records + (size_t)job->index[at] * job->stride);
         float *restrict out = job->out + at * dim;
         for (size_t column = 0; column < dim; column++) out[column] = widened(row[column]);
@@ -158,7 +188,7 @@ static void widen_chunk(const void *argument, size_t start, size_t end) {
 /* y1 of bfloat16: out[i, :] = weights of record index[i] as float32. */
 void yardstick_widen(const float *records, size_t stride, size_t dim, const int64_t *index, size_t count, float *out,
                      int threads) {
-    struct gather job = {records, stride, dim, 1, index, count, out};
+    struct gather job = {records, stride, dim, index, count, NULL, out};
     over_threads(widen_chunk, &job, count, threads);
 }
 
@@ -189,7 +219,7 @@ INLINE void sum_loop(const struct sum *job, size_t start, size_t end, size_t dim
         float *restrict sum = job->sums + row * dim;
         const size_t first = (size_t)job->starts[row], behind = (size_t)job->starts[row + 1];
         for (size_t at = first; at < behind; at++) {
-            if (at + SUM_AHEAD < places) prefetch_floats(job->grads + (size_t)job->order[at + SUM_AHEAD] * dim, dim);
+            prefetch_rows(job->grads, dim, dim, job->order, places, at);
             const float *restrict grad = job->grads + (size_t)job->order[at] * dim;
             const int is_one = at == first;
             for (size_t column = 0; column < dim; column++) sum[column] = (is_one ? 0.0f : sum[column]) + grad[column];
@@ -229,53 +259,12 @@ struct update {
     struct rule rule;
 };
 
-INLINE void prefetch_record(const struct update *job, size_t at) {
-    if (at < job->count) prefetch_floats(job->records + (size_t)job->index[at] * job->stride, job->stride);
-}
-
-/* The loops of AdaGrad and SGD stay as they are, so that figures of different days can be compared; as rows of
- * UPDATE_LOOP they would be faster (TRIED.md). */
-INLINE void adagrad_loop(const struct update *job, size_t start, size_t end, size_t dim) {
-    const float lr = job->rule.lr, eps = job->rule.eps;
-    for (size_t at = start; at < end; at++) {
-        prefetch_record(job, at + UPDATE_AHEAD);
-        float *restrict weights = job->records + (size_t)job->index[at] * job->stride;
-        float *restrict sums = weights + dim;
-        const float *restrict grad = job->grads + at * dim;
-        for (size_t column = 0; column < dim; column++) {
-            const float g = grad[column], sum = sums[column] + g * g;
-            sums[column] = sum;
-            weights[column] -= lr * g / sqrtf(sum + eps);
-        }
-    }
-}
-
-static void adagrad_chunk(const void *argument, size_t start, size_t end) {
-    const struct update *job = argument;
-    WITH_DIM(adagrad_loop, job->dim, job, start, end)
-}
-
-INLINE void sgd_loop(const struct update *job, size_t start, size_t end, size_t dim) {
-    const float lr = job->rule.lr;
-    for (size_t at = start; at < end; at++) {
-        prefetch_record(job, at + UPDATE_AHEAD);
-        float *restrict weights = job->records + (size_t)job->index[at] * job->stride;
-        const float *restrict grad = job->grads + at * dim;
-        for (size_t column = 0; column < dim; column++) weights[column] -= lr * grad[column];
-    }
-}
-
-static void sgd_chunk(const void *argument, size_t start, size_t end) {
-    const struct update *job = argument;
-    WITH_DIM(sgd_loop, job->dim, job, start, end)
-}
-
 /* Defines the loop of a rule over records, whose step on a row is the function NAME_row. */
 #define UPDATE_LOOP(NAME)                                                                                              \
     INLINE void NAME##_loop(const struct update *job, size_t start, size_t end, size_t dim) {                          \
         const struct rule rule = job->rule;                                                                            \
         for (size_t at = start; at < end; at++) {                                                                      \
-            prefetch_record(job, at + UPDATE_AHEAD);                                                                   \
+            prefetch_rows(job->records, job->stride, job->stride, job->index, job->count, at);                         \
             const size_t number = (size_t)job->index[at];                                                              \
             NAME##_row(rule, number, job->records + number * job->stride, job->grads + at * dim, dim);                 \
         }                                                                                                              \
@@ -284,6 +273,22 @@ static void sgd_chunk(const void *argument, size_t start, size_t end) {
         const struct update *job = argument;                                                                           \
         WITH_DIM(NAME##_loop, job->dim, job, start, end)                                                               \
     }
+
+INLINE void sgd_row(struct rule rule, size_t number, float *record, const float *restrict grad, size_t dim) {
+    (void)number;
+    float *restrict weights = record;
+    for (size_t column = 0; column < dim; column++) weights[column] -= rule.lr * grad[column];
+}
+
+INLINE void adagrad_row(struct rule rule, size_t number, float *record, const float *restrict grad, size_t dim) {
+    (void)number;
+    float *restrict weights = record, *restrict sums = record + dim;
+    for (size_t column = 0; column < dim; column++) {
+        const float g = grad[column], sum = sums[column] + g * g;
+        sums[column] = sum;
+        weights[column] -= rule.lr * g / sqrtf(sum + rule.eps);
+    }
+}
 
 INLINE void adam_row(struct rule rule, size_t number, float *record, const float *restrict grad, size_t dim) {
     (void)number;
@@ -322,6 +327,8 @@ INLINE void bfloat16_row(struct rule rule, size_t number, float *record, const f
     }
 }
 
+UPDATE_LOOP(sgd)
+UPDATE_LOOP(adagrad)
 UPDATE_LOOP(adam)
 UPDATE_LOOP(ftrl)
 UPDATE_LOOP(bfloat16)

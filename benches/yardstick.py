@@ -69,7 +69,7 @@ _UPDATES = {
 
 _SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "yardstick_gather": ((*_RECORDS, _POINTER, _INT), None),
-    "yardstick_pool": ((*_RECORDS, _SIZE, _POINTER, _INT), None),
+    "yardstick_pool": ((*_RECORDS, _POINTER, _SIZE, _POINTER, _INT), None),
     "yardstick_widen": ((*_RECORDS, _POINTER, _INT), None),
     "yardstick_sum": ((_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _INT), None),
     "yardstick_update": ((*_RECORDS, _POINTER, _INT, ctypes.POINTER(_Rule), _INT), None),
@@ -142,13 +142,10 @@ class Yardstick:
         self.update(distinct_U, grad_ND if grouped is None else self.sum(grouped, grad_ND))
         return out_ND
 
-    def pool(self, index_N: Tensor, out_BD: Tensor) -> None:
-        """y1 of bags of equal length: sums the weights of each bag's records into `out_BD`."""
-        records, stride, dim, index, count = self._arguments(index_N)
-        bags = out_BD.shape[0]
-        self._loops.yardstick_pool(
-            records, stride, dim, index, bags, count // bags, out_BD.data_ptr(), torch.get_num_threads()
-        )
+    def pool(self, index_N: Tensor, offsets_B: Tensor, out_BD: Tensor) -> None:
+        """y1 of bags: sums the weights of each bag's records into `out_BD`; `offsets_B` has the last end too."""
+        bags = (offsets_B.data_ptr(), out_BD.shape[0], out_BD.data_ptr())
+        self._loops.yardstick_pool(*self._arguments(index_N), *bags, torch.get_num_threads())
 
     def sum(self, grouped: Grouped, grad_ND: Tensor) -> Tensor:
         """y3: the sum of the gradients of each group `[U, D]`, in memory that the next call uses again."""

@@ -1,4 +1,4 @@
-"""Collections of 26 tables with sum pooling: forward, and a full step.
+"""Collections of 26 tables with sum pooling: forward, and a full step. One shape has MLPerf's sizes.
 
 Shape suffixes: F features, B examples, N ids of all features, D dim, U distinct rows.
 """
@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +34,26 @@ CELL = "collection"
 FORWARD, STEP = "forward", "step"
 
 TABLES, _ROWS, _EXAMPLES, _BATCHES = 26, 200_000, 4_096, 8
-SHAPES = ((128, 1), (16, 1), (16, 20))
+
+Bag = int | Literal["MLPerf's"]
+"""Ids a bag of every table, or of each what MLPerf's DLRM has."""
+
+MLPERF: Bag = "MLPerf's"
+# fmt: off
+_MLPERF_ROWS = (
+    40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10,
+    2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
+)
+# fmt: on
+_MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+_MLPERF_SHARE = 100
+"""Rows of each table, of which this one part is measured, and ids a bag.
+
+Source: MLCommons, training benchmarks v3.0 and later, `recommendation_v2/torchrec_dlrm`: `--num_embeddings_per_feature`
+and `--multi_hot_sizes` of its README.
+"""
+
+SHAPES: tuple[tuple[int, Bag], ...] = ((128, 1), (16, 1), (16, 20), (128, MLPERF))
 """Dim, and ids a bag."""
 _OF_ONE_EXAMPLE = (16, 1)
 """The shape in which a single example is measured too, and rows in random order."""
@@ -85,8 +106,18 @@ def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
     ]
 
 
-def _cases(scale: Scale, dim: int, bag: int, kind: IdKind) -> Iterator[Case | Figure]:
-    rows, examples = scale.of(_ROWS), scale.of(_EXAMPLES)
+def _rows(bag: Bag) -> list[int]:
+    """The rows of each table."""
+    return [_ROWS] * TABLES if isinstance(bag, int) else [max(1, rows // _MLPERF_SHARE) for rows in _MLPERF_ROWS]
+
+
+def _bags(bag: Bag) -> list[int]:
+    """The ids of a bag of each table."""
+    return [bag] * TABLES if isinstance(bag, int) else list(_MLPERF_BAGS)
+
+
+def _cases(scale: Scale, dim: int, bag: Bag, kind: IdKind) -> Iterator[Case | Figure]:
+    rows, examples = [scale.of(each) for each in _rows(bag)], scale.of(_EXAMPLES)
     with _open(rows, dim, kind) as tables:
         batches = [_batch(tables, rows, examples, bag, seed) for seed in range(_BATCHES)]
         grad_BFD = gradients(examples * TABLES, dim).view(examples, TABLES, dim)
@@ -101,11 +132,11 @@ def _cases(scale: Scale, dim: int, bag: int, kind: IdKind) -> Iterator[Case | Fi
             yield from _one_example(tables, ones, gradients(TABLES, dim).view(1, TABLES, dim), scale)
 
 
-def _axes(work: str, dim: int, bag: int, threads: int, kind: IdKind) -> dict[str, Axis]:
+def _axes(work: str, dim: int, bag: Bag, threads: int, kind: IdKind) -> dict[str, Axis]:
     return {
         "work": work,
         "tables": TABLES,
-        "rows a table": _ROWS,
+        "rows a table": _ROWS if isinstance(bag, int) else f"{bag} / {_MLPERF_SHARE}",
         "dim": dim,
         "examples": _EXAMPLES,
         "ids a bag": bag,
@@ -140,7 +171,7 @@ def _one_example(
 
 
 @contextmanager
-def _open(rows: int, dim: int, kind: IdKind) -> Iterator[_Collections]:
+def _open(rows: list[int], dim: int, kind: IdKind) -> Iterator[_Collections]:
     names = [new_name() for _ in range(TABLES)]
     configs = [
         {"name": name, "num_embeddings": None, "embedding_dim": dim, "feature_names": [name], "pooling": "sum"}
@@ -148,19 +179,24 @@ def _open(rows: int, dim: int, kind: IdKind) -> Iterator[_Collections]:
     ]
     bags = RecStoreEmbeddingBagCollection(configs, optimizer=ADAGRAD)
     try:
-        for module in bags.embedding_bags.values():
-            fill(module.table.handle, dim, ids.all_ids(rows, rows, kind))
-        theirs = FbgemmTables(TABLES, rows, dim) if fbgemm.is_installed() else None
-        yield _Collections(kind, Yardstick(TABLES * rows, dim), bags, SparseOptimizer(modules=[bags]), theirs)
+        for module, count in zip(bags.embedding_bags.values(), rows, strict=True):
+            fill(module.table.handle, dim, ids.all_ids(count, count, kind))
+        theirs = FbgemmTables(rows, dim) if fbgemm.is_installed() else None
+        yield _Collections(kind, Yardstick(sum(rows), dim), bags, SparseOptimizer(modules=[bags]), theirs)
     finally:
         for name in names:
             RecStoreClient().drop(name)
 
 
-def _batch(tables: _Collections, rows: int, examples: int, bag: int, seed: int) -> _Batch:
-    index = ids.draw(rows, TABLES * examples * bag, "uniform", seed)
-    records = index + torch.arange(TABLES).repeat_interleave(examples * bag) * rows
-    lengths = torch.full((TABLES * examples,), bag)
+def _batch(tables: _Collections, rows: list[int], examples: int, bag: Bag, seed: int) -> _Batch:
+    counts = [examples * length for length in _bags(bag)]
+    drawn = [
+        ids.draw(each, count, "uniform", seed + table * _BATCHES)
+        for table, (each, count) in enumerate(zip(rows, counts, strict=True))
+    ]
+    firsts = accumulate(rows[:-1], initial=0)
+    index, records = torch.cat(drawn), torch.cat([own + first for own, first in zip(drawn, firsts, strict=True)])
+    lengths = torch.tensor(_bags(bag)).repeat_interleave(examples)
     features = KeyedJaggedTensor(tables.bags.feature_keys, ids.ids_of(index, tables.kind), lengths=lengths)
     return _Batch(features, index, records, ids.in_order_of_arrival(records))
 
@@ -172,7 +208,7 @@ def _output(batches: list[_Batch], dim: int) -> tuple[tuple[int, ...], torch.dty
 def _pooled(yardstick: Yardstick, batch: _Batch) -> Tensor:
     """y1 of bags: `[F * B, D]`, feature by feature."""
     pooled = torch.empty(TABLES * batch.features.stride(), yardstick.dim)
-    yardstick.pool(batch.records, pooled)
+    yardstick.pool(batch.records, batch.features.offsets(), pooled)
     return pooled
 
 

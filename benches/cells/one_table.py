@@ -46,7 +46,7 @@ def open_table(
     """Fills the table for everyone: `rows` as in a full run, optimizer `adagrad` or `sgd`, the kind of our ids."""
     rows = scale.of(rows)
     with RecStoreTable(rows, dim, _OPTIMIZERS[optimizer], kind=kind) as ours:
-        theirs = FbgemmTables(1, rows, dim, optimizer) if fbgemm.is_installed() else None
+        theirs = FbgemmTables([rows], dim, optimizer) if fbgemm.is_installed() else None
         yield OneTable(rows, dim, Yardstick(rows, dim, optimizer), ours, TorchTable(rows, dim, optimizer), theirs)
 
 

@@ -94,7 +94,7 @@ def _peers(table: OneTable, batches: list[Batch], grad_ND: Tensor) -> Iterator[C
     sparse_adam = SparseAdamTable(table.rows, table.dim)
     yield Competitor(SPARSE_ADAM, lambda turn: sparse_adam.step(batch(turn).index, grad_ND), ADAM, output)
     if fbgemm.is_installed():
-        rowwise, offsets_B = FbgemmTables(1, table.rows, table.dim, "rowwise_adagrad"), torch.arange(len(grad_ND) + 1)
+        rowwise, offsets_B = FbgemmTables([table.rows], table.dim, "rowwise_adagrad"), torch.arange(len(grad_ND) + 1)
         yield Competitor(
             FBGEMM_ROWWISE, lambda turn: rowwise.step(batch(turn).index, offsets_B, grad_ND), ROWWISE, output
         )

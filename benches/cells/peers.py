@@ -105,7 +105,7 @@ def _ours(rows: int, drawn: list[Tensor], grad_BFD: Tensor, kind: IdKind) -> Ite
 
 
 def _fbgemm(rows: int, drawn: list[Tensor], grad_BFD: Tensor) -> Competitor:
-    tables = FbgemmTables(TABLES, rows, grad_BFD.shape[-1])
+    tables = FbgemmTables([rows] * TABLES, grad_BFD.shape[-1])
     batch, offsets = turn_of([index_FB.flatten() for index_FB in drawn]), torch.arange(drawn[0].numel() + 1)
     grad_BD = grad_BFD.view(len(grad_BFD), -1)
     return Competitor(fbgemm.NAME, lambda turn: tables.step(batch(turn), offsets, grad_BD), OURS, _output(grad_BFD))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -38,11 +39,10 @@ def absent() -> tuple[str, ...]:
 
 
 class FbgemmTables:
-    """Tables of equal size behind one operator.
+    """Tables behind one operator.
 
     Args:
-        tables: how many.
-        rows: rows of each.
+        rows: of each table.
         dim: elements a row.
         optimizer: `adagrad`, `rowwise_adagrad` or `sgd`.
 
@@ -50,12 +50,12 @@ class FbgemmTables:
         ModuleNotFoundError: FBGEMM cannot be imported.
     """
 
-    def __init__(self, tables: int, rows: int, dim: int, optimizer: str = "adagrad") -> None:
+    def __init__(self, rows: Sequence[int], dim: int, optimizer: str = "adagrad") -> None:
         operators = _operators()
         if operators is None:
             raise ModuleNotFoundError(f"there is no FBGEMM; {HOW_TO_INSTALL}")
         self._module: Any = operators.SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, dim, operators.EmbeddingLocation.HOST, operators.ComputeDevice.CPU)] * tables,
+            [(each, dim, operators.EmbeddingLocation.HOST, operators.ComputeDevice.CPU) for each in rows],
             optimizer=getattr(operators.OptimType, _OPTIMIZERS[optimizer]),
             pooling_mode=operators.PoolingMode.SUM,
             learning_rate=LR,

@@ -41,7 +41,7 @@ from benches.yardstick import ADAM_BETAS, ADAM_EPS, EPS, FTRL_BETA, LR, Yardstic
 
 pytestmark = pytest.mark.tier("test")
 
-DIMS = [8, 16, 48, 64, 128, 20]
+DIMS = [8, 16, 48, 64, 128, 20, 200]
 """Those that the yardstick's compiler knows, and one that it does not."""
 
 ROWS = 5_000
@@ -80,10 +80,12 @@ def test_the_yardsticks_lookup_is_indexing(dim: int) -> None:
 @pytest.mark.parametrize("dim", DIMS)
 def test_the_yardsticks_bags_are_sums(dim: int) -> None:
     table, index = filled(dim), ids.draw(ROWS, 3 * 4_099, "uniform", seed=1)
+    ends = torch.randint(len(index) + 1, (4_098,), generator=torch.Generator().manual_seed(3)).sort().values
+    offsets = torch.cat([torch.tensor([0]), ends, torch.tensor([len(index)])])
     pooled = torch.empty(4_099, dim)
-    table.pool(index, pooled)
-    rows = table.records[index, :dim].view(4_099, 3, dim)
-    assert torch.equal(pooled, rows[:, 0] + rows[:, 1] + rows[:, 2])
+    table.pool(index, offsets, pooled)
+    rows = table.records[index, :dim]
+    assert torch.equal(pooled, torch.segment_reduce(rows, "sum", offsets=offsets, axis=0))
 
 
 @pytest.mark.usefixtures("_threads")
