@@ -28,7 +28,7 @@ def test_both_loops_are_measured(tmp_path: Path) -> None:
     assert re.match(
         r"\| closed, 3 connections \| [1-9][\d,]* \| ([1-9][\d,]*|none) \| \d+\.\d+ \| \d+\.\d+ \| 0 \|", closed
     )
-    assert re.match(r"\| open, [1-9][\d,]* a second \| ", opened)
+    assert re.match(r"\| open, [1-9][\d,]* per second \| ", opened)
 
 
 def test_a_load_that_is_refused_is_no_figure(tmp_path: Path) -> None:
