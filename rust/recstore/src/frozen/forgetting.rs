@@ -12,8 +12,8 @@ use super::layout::{FORMAT, Layout};
 use super::mapped::FrozenMemory;
 use super::table::FrozenTable;
 use super::writer::{FrozenSpec, write_file};
-use crate::Result;
 use crate::kernel::id_tally::{IdTally, read_parts};
+use crate::{Error, Result};
 
 /// The most bytes of a header of any program's file.
 const HEADER_LIMIT: u64 = 100_000_000;
@@ -40,7 +40,11 @@ pub fn freeze_without(from: &Path, to: &Path, ids: &[i64]) -> Result<(usize, u64
     let bytes = write_file(to, spec, kept, |ids| {
         let mut rows = Vec::new();
         for &id in ids {
-            rows.extend_from_slice(table.row_of(id)?.unwrap_or_default());
+            let row = table.row_of(id)?.ok_or_else(|| Error::Frozen {
+                path: from.display().to_string(),
+                message: format!("its index does not find id {id}, which has a row"),
+            })?;
+            rows.extend_from_slice(row);
         }
         Ok(rows)
     })?;

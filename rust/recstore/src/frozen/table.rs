@@ -418,6 +418,25 @@ mod tests {
     }
 
     #[test]
+    fn a_row_that_the_index_does_not_lead_to_is_not_lost_without_a_word() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = frozen(directory.path(), &[0, 1 << 40, 1 << 50], Encoding::Float32);
+        let mut file = fs::read(&path).unwrap();
+        let layout = Layout::read(&file).unwrap();
+        // The ids of two rows change places, and the checksum of their block agrees.
+        let stride = layout.record.stride();
+        let (one, other) = file[layout.rows.clone()].split_at_mut(stride);
+        one[layout.record.row_bytes()..][..8].swap_with_slice(&mut other[layout.record.row_bytes()..][..8]);
+        let sum = crc32fast::hash(&file[layout.checked()]).to_le_bytes();
+        file[layout.checks.start + 4..].copy_from_slice(&sum);
+        fs::write(&path, file).unwrap();
+        let to = directory.path().join("without");
+        let error = crate::freeze_without(&path, &to, &[77]).unwrap_err().to_string();
+        assert!(error.contains("its index does not find id"), "{error}");
+        assert!(!to.exists());
+    }
+
+    #[test]
     fn equal_rows_give_equal_files() {
         let [one, other] = [0, 1].map(|_| tempfile::tempdir().unwrap());
         for step in [1, 3, 1 << 40] {
