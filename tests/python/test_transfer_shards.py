@@ -115,7 +115,6 @@ def test_a_directory_may_have_a_file_instead_of_an_index(table_name: TableName, 
 GOOD = {
     "a.safetensors": {"m[0:2]": torch.zeros(2, DIM), "whole": torch.zeros(2, DIM)},
     "b.safetensors": {"m[2:5]": torch.zeros(3, DIM), "wide": torch.zeros(2, DIM + 1), "long": torch.zeros(2, 2).long()},
-    "c.safetensors": {"codes": torch.ones(2, DIM).to(torch.float8_e4m3fn), "codes_scale_inv": torch.ones(2)},
 }
 
 
@@ -125,7 +124,6 @@ GOOD = {
         ("absent", ValueError, r'index.json has no tensor "absent", but \[.*whole'),
         ("wide", ValueError, r'takes ids \[N\] and rows \[N, 3\], got \[2\] and \[2, 4\], by "wide" of .*index.json'),
         ("long", TypeError, r'takes rows of .*, got torch.int64, by "long" of .*index.json: codes are'),
-        ("codes", TypeError, r'got torch.float8_e4m3fn, by "codes" of .*: codes are multiplied by the scales'),
         (("whole", "wide"), ValueError, r'got \[2\] and \[2, 4\], by "wide" of'),
         (("m", "whole"), IndexError, r'takes ids within num_embeddings 6, got 6, by "whole" of'),
         (("whole", "m", "absent"), ValueError, 'no tensor "absent"'),
@@ -464,3 +462,14 @@ def test_sharded_exports_and_imports_need_little_memory(tmp_path: Path) -> None:
         grown, rows = map(int, each.split())
         assert rows == 600_000
         assert grown < 100  # MiB, the table's own 40 among them.
+
+
+def test_codes_are_refused_although_their_scales_lie_beside(table_name: TableName, tmp_path: Path) -> None:
+    table = DistEmbedding(6, DIM, table_name())
+    codes = {"codes": torch.ones(2, DIM).to(torch.float8_e4m3fn), "codes_scale_inv": torch.ones(2)}
+    index = write_model(tmp_path / "model", {"a.safetensors": codes})
+    with pytest.raises(
+        TypeError, match=r'got torch.float8_e4m3fn, by "codes" of .*: codes are multiplied by the scales'
+    ):
+        import_safetensors(index, {"codes": table})
+    assert len(table.table) == 0
