@@ -7,11 +7,12 @@ use std::path::Path;
 use safetensors::Dtype as TensorType;
 use safetensors::tensor::Metadata;
 
-use super::index::{IndexShape, LINE_BYTES, consecutive};
+use super::index::{IndexShape, consecutive};
 use super::layout::{FORMAT, Layout};
 use super::mapped::FrozenMemory;
 use super::table::FrozenTable;
 use super::writer::{FrozenSpec, write_file};
+use crate::kernel::cache::LINE_BYTES;
 use crate::kernel::id_tally::{IdTally, read_parts};
 use crate::{Error, Result};
 

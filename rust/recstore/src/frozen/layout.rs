@@ -18,9 +18,10 @@ use serde::{Deserialize, Serialize};
 
 use super::blocks::BLOCK_BYTES;
 use super::encoding::Encoding;
-use super::index::{IndexShape, LINE_BYTES};
+use super::index::IndexShape;
 use super::record::Record;
 use crate::config::TableConfig;
+use crate::kernel::cache::LINE_BYTES;
 
 /// What the file says of itself, beside its tensors.
 pub(super) const FORMAT: &str = "recstore frozen table";
@@ -70,9 +71,7 @@ impl Layout {
         num_rows: usize,
         lines: usize,
     ) -> Result<(Self, Vec<u8>), String> {
-        if num_rows > COUNT_LIMIT {
-            return Err(format!("{num_rows} rows: a file has at most {COUNT_LIMIT}"));
-        }
+        described.check_counts(num_rows, lines)?;
         let sizes = sizes(&described, num_rows, lines);
         let tensors = tensors(&described, num_rows, sizes);
         let entries = [("format", FORMAT), ("version", VERSION), ("table", &as_text(&described)?)];
@@ -143,9 +142,7 @@ impl Layout {
         header: usize,
     ) -> Result<Self, String> {
         // Numbers of the file are multiplied only after their products are known to fit.
-        if !(1..=DIM_LIMIT).contains(&described.dim) || num_rows.max(lines) > COUNT_LIMIT {
-            return Err(format!("{num_rows} rows of {} values, {lines} lines of the index", described.dim));
-        }
+        described.check_counts(num_rows, lines)?;
         let expected = described.index.lines(num_rows).ok_or("a hash that no memory has")?;
         if !expected.contains(&lines) {
             return Err(format!("expected {} lines of the index or more, got {lines}", expected.start()));
@@ -185,6 +182,17 @@ impl Layout {
 }
 
 impl Described {
+    fn check_counts(&self, num_rows: usize, lines: usize) -> Result<(), String> {
+        if (1..=DIM_LIMIT).contains(&self.dim) && num_rows.max(lines) <= COUNT_LIMIT {
+            return Ok(());
+        }
+        Err(format!(
+            "{num_rows} rows of {} values, {lines} lines of the index: a file has at most {COUNT_LIMIT} rows and lines, \
+             and {DIM_LIMIT} values a row",
+            self.dim
+        ))
+    }
+
     /// Returns how its rows lie.
     fn record(&self) -> Record {
         Record::new(self.encoding, self.dim, self.index.has_ids_in_rows())
@@ -250,4 +258,31 @@ fn tensors(described: &Described, num_rows: usize, sizes: [usize; 3]) -> Vec<(St
         (name.to_owned(), TensorInfo { dtype, shape, data_offsets: (end - size, end) })
     };
     kinds.into_iter().zip(sizes).map(tensor).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_read_again_is_not_written() {
+        let layout = |dim, num_rows| {
+            let described = Described {
+                name: "t".to_owned(),
+                encoding: Encoding::Float32,
+                dim,
+                config: serde_json::Value::Null,
+                index: IndexShape::Consecutive { first: 0 },
+            };
+            Layout::new(described, num_rows, 0)
+        };
+        let (written, header) = layout(DIM_LIMIT, 1).unwrap();
+        let length = written.header.end;
+        let metadata: Metadata = serde_json::from_slice(&header[LENGTH_BYTES..]).unwrap();
+        assert_eq!(Layout::of_header(&metadata, length).unwrap().checks, written.checks);
+        for (dim, num_rows) in [(DIM_LIMIT + 1, 1), (0, 1), (1, COUNT_LIMIT + 1)] {
+            let message = layout(dim, num_rows).unwrap_err();
+            assert!(message.contains("a file has at most 4294967295 rows and lines"), "{message}");
+        }
+    }
 }

@@ -18,39 +18,41 @@ use crate::{Error, Result};
 /// The ids of a run. With fewer a pass ends before memory answers; with more, lines leave the first cache again.
 const RUN: usize = 32;
 
-/// Takes the rows of ids in their order.
-trait TakeRows<S> {
-    /// Takes the rows of a group; `first` is the place of its first id among all.
-    fn take(
-        &mut self,
-        lanes: impl Lanes,
-        source: S,
-        first: usize,
-        ids: &[i64],
-        numbers: &[usize],
-    ) -> Result<()>;
+/// Some ids side by side, and the numbers of their rows.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    /// The place of the first id among all.
+    first: usize,
+    ids: &'a [i64],
+    numbers: &'a [usize],
+}
+
+/// Takes the rows of runs in their order.
+trait TakeRows {
+    fn take(&mut self, lanes: impl Lanes, run: Run<'_>) -> Result<()>;
 }
 
 /// Finds the rows of ids and lets `taker` take them.
 #[inline(always)]
-fn walk<S: RowSource>(source: S, lanes: impl Lanes, ids: &[i64], taker: &mut impl TakeRows<S>) -> Result<()> {
+fn walk(source: impl RowSource, lanes: impl Lanes, ids: &[i64], taker: &mut impl TakeRows) -> Result<()> {
     let (mut hashes, mut numbers) = ([[0; RUN]; 2], [[NO_ROW; RUN]; 2]);
-    let run = |number: usize| &ids[(number * RUN).min(ids.len())..((number + 1) * RUN).min(ids.len())];
+    let ids_of = |number: usize| &ids[(number * RUN).min(ids.len())..((number + 1) * RUN).min(ids.len())];
     // A run is sought while the one before it is found and the one before that is taken: each pass's memory has the time of
     // two others to come.
     for number in 0..ids.len().div_ceil(RUN) + 2 {
-        let sought = run(number);
+        let sought = ids_of(number);
         source.seek(sought, &mut hashes[number % 2][..sought.len()]);
         if let Some(number) = number.checked_sub(1) {
-            let (ids, numbers) = (run(number), &mut numbers[number % 2]);
+            let (ids, numbers) = (ids_of(number), &mut numbers[number % 2]);
             source.find(lanes, ids, &hashes[number % 2][..ids.len()], &mut numbers[..ids.len()])?;
             for &row in numbers[..ids.len()].iter().filter(|row| **row != NO_ROW) {
                 source.prefetch_row(row);
             }
         }
         if let Some(number) = number.checked_sub(2) {
-            let ids = run(number);
-            taker.take(lanes, source, number * RUN, ids, &numbers[number % 2][..ids.len()])?;
+            let ids = ids_of(number);
+            let numbers = &numbers[number % 2][..ids.len()];
+            taker.take(lanes, Run { first: number * RUN, ids, numbers })?;
         }
     }
     Ok(())
@@ -105,20 +107,13 @@ impl<S: RowSource> Kernel for ReadRows<'_, S> {
     }
 }
 
-impl<S: RowSource> TakeRows<S> for ReadRows<'_, S> {
+impl<S: RowSource> TakeRows for ReadRows<'_, S> {
     #[inline(always)]
-    fn take(
-        &mut self,
-        lanes: impl Lanes,
-        source: S,
-        first: usize,
-        ids: &[i64],
-        numbers: &[usize],
-    ) -> Result<()> {
-        let dim = source.dim();
-        let rows = self.rows[first * dim..].chunks_mut(dim);
-        for ((id, &number), row) in ids.iter().zip(numbers).zip(rows) {
-            decode(lanes, source, *id, number, row)?;
+    fn take(&mut self, lanes: impl Lanes, run: Run<'_>) -> Result<()> {
+        let dim = self.source.dim();
+        let rows = self.rows[run.first * dim..].chunks_mut(dim);
+        for ((&id, &number), row) in run.ids.iter().zip(run.numbers).zip(rows) {
+            decode(lanes, self.source, id, number, row)?;
         }
         Ok(())
     }
@@ -146,39 +141,22 @@ impl<S: RowSource> Kernel for PoolRows<'_, S> {
     }
 }
 
-impl<S: RowSource> TakeRows<S> for PoolRows<'_, S> {
+impl<S: RowSource> TakeRows for PoolRows<'_, S> {
     #[inline(always)]
-    fn take(
-        &mut self,
-        lanes: impl Lanes,
-        source: S,
-        first: usize,
-        ids: &[i64],
-        numbers: &[usize],
-    ) -> Result<()> {
+    fn take(&mut self, lanes: impl Lanes, run: Run<'_>) -> Result<()> {
         if !self.pooling.adds_rows_up() {
-            return self.take_one_by_one(lanes, first, ids, numbers);
+            return self.take_one_by_one(lanes, run);
         }
-        with_row_len!(
-            source.dim(),
-            add_up(self, lanes, first, ids, numbers),
-            self.take_one_by_one(lanes, first, ids, numbers)
-        )
+        with_row_len!(self.source.dim(), add_up(self, lanes, run), self.take_one_by_one(lanes, run))
     }
 }
 
 impl<S: RowSource> PoolRows<'_, S> {
     #[inline(always)]
-    fn take_one_by_one(
-        &mut self,
-        lanes: impl Lanes,
-        first: usize,
-        ids: &[i64],
-        numbers: &[usize],
-    ) -> Result<()> {
-        for (place, (&id, &number)) in ids.iter().zip(numbers).enumerate() {
+    fn take_one_by_one(&mut self, lanes: impl Lanes, run: Run<'_>) -> Result<()> {
+        for (place, (&id, &number)) in run.ids.iter().zip(run.numbers).enumerate() {
             decode(lanes, self.source, id, number, &mut self.row)?;
-            self.pooling.take(self.first_position + first + place, &self.row);
+            self.pooling.take(self.first_position + run.first + place, &self.row);
         }
         Ok(())
     }
@@ -189,21 +167,18 @@ impl<S: RowSource> PoolRows<'_, S> {
 fn add_up<const LEN: usize>(
     own: &mut PoolRows<'_, impl RowSource>,
     lanes: impl Lanes,
-    first: usize,
-    ids: &[i64],
-    numbers: &[usize],
+    run: Run<'_>,
 ) -> Result<()> {
-    let mut rows = Numbered { lanes, source: own.source, ids, numbers, row: &mut own.row, failure: None };
-    own.pooling.add_each::<LEN>(own.first_position + first, ids.len(), &mut rows);
+    let mut rows = Numbered { lanes, source: own.source, run, row: &mut own.row, failure: None };
+    own.pooling.add_each::<LEN>(own.first_position + run.first, run.ids.len(), &mut rows);
     rows.failure.map_or(Ok(()), Err)
 }
 
-/// The rows of numbers.
+/// The rows of a run.
 struct Numbered<'a, L, S> {
     lanes: L,
     source: S,
-    ids: &'a [i64],
-    numbers: &'a [usize],
+    run: Run<'a>,
     row: &'a mut [f32],
     failure: Option<Error>,
 }
@@ -211,9 +186,9 @@ struct Numbered<'a, L, S> {
 impl<L: Lanes, S: RowSource, const LEN: usize> AddRows<LEN> for Numbered<'_, L, S> {
     #[inline(always)]
     fn add(&mut self, sum: &mut [f32; LEN], place: usize, weight: f32) {
-        let row = match self.numbers[place] {
+        let row = match self.run.numbers[place] {
             NO_ROW => Ok(None),
-            number => self.source.row(number, self.ids[place]),
+            number => self.source.row(number, self.run.ids[place]),
         };
         match row {
             Ok(Some(bytes)) => self.source.encoding().add_to(self.lanes, sum, weight, bytes),
@@ -227,7 +202,7 @@ impl<L: Lanes, S: RowSource, const LEN: usize> AddRows<LEN> for Numbered<'_, L, 
 impl<L, S: RowSource> Numbered<'_, L, S> {
     #[inline(never)]
     fn add_initial<const LEN: usize>(&mut self, sum: &mut [f32; LEN], place: usize, weight: f32) {
-        self.source.fill_initial(self.ids[place], self.row);
+        self.source.fill_initial(self.run.ids[place], self.row);
         sum.iter_mut().zip(&*self.row).for_each(|(sum, value)| *sum += weight * value);
     }
 }

@@ -9,9 +9,10 @@ use tempfile::NamedTempFile;
 
 use super::blocks::BLOCK_BYTES;
 use super::encoding::Encoding;
-use super::index::{self, BuiltIndex, IndexShape, LINE_BYTES};
+use super::index::{self, BuiltIndex, IndexShape};
 use super::layout::{Described, Layout};
 use crate::config::TableConfig;
+use crate::kernel::cache::LINE_BYTES;
 use crate::{Error, Result};
 
 /// The rows that are read and written at a time.

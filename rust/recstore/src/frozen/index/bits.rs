@@ -6,8 +6,7 @@
 //!
 //! Rows have the order of the ids: the number of a row is that of the bits set before its own.
 
-/// The bytes of a line.
-pub(super) const LINE_BYTES: usize = 64;
+use crate::kernel::cache::LINE_BYTES;
 
 const WORDS: usize = LINE_BYTES / size_of::<u64>();
 const IDS_PER_LINE: u64 = ((WORDS - 1) * u64::BITS as usize) as u64;

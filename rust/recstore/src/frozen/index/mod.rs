@@ -18,12 +18,10 @@ use serde::{Deserialize, Serialize};
 use super::checked::CheckedBytes;
 use super::source::NO_ROW;
 use crate::Result;
+use crate::kernel::cache::LINE_BYTES;
 use crate::kernel::simd::ScalarLanes;
 use lines::{Line, LineMatch};
 use perfect_hash::{HashShape, PerfectHash, ReadWord};
-
-/// Lines of both kinds are as long.
-pub(super) const LINE_BYTES: usize = size_of::<Line>();
 
 /// A table with fewer than one id in as many gets a hash in place of bits.
 const IDS_PER_ROW: u64 = 8;
