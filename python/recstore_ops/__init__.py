@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from recstore_ops.forgetting import ForgetReport, forget
     from recstore_ops.inspect.checkpoint_report import inspect_checkpoint
     from recstore_ops.inspect.table_report import inspect_table
+    from recstore_ops.ngrams.compression import compress_tokens
+    from recstore_ops.ngrams.deepseek import DeepSeekNGrams
+    from recstore_ops.ngrams.longcat import LongCatNGrams
+    from recstore_ops.ngrams.qwen import QwenNGrams
+    from recstore_ops.ngrams.salted import SaltedNGrams
+    from recstore_ops.ngrams.scheme import NGramScheme
+    from recstore_ops.ngrams.xor import XorNGrams
     from recstore_ops.nn.averaged import averaged
     from recstore_ops.nn.dist_embedding import DistEmbedding
     from recstore_ops.nn.embedding_bag import DistEmbeddingBag
@@ -66,6 +73,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bundle",
+    "DeepSeekNGrams",
     "DistEmbedding",
     "DistEmbeddingBag",
     "DistTensor",
@@ -83,14 +91,18 @@ __all__ = [
     "KVWorker",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "LongCatNGrams",
     "NGramMemory",
+    "NGramScheme",
     "PrefetchingDataLoader",
     "Publisher",
     "PublisherAddress",
+    "QwenNGrams",
     "RecStoreClient",
     "RecStoreEmbeddingBagCollection",
     "RecStoreEmbeddingCollection",
     "ReplacedEmbeddings",
+    "SaltedNGrams",
     "SparseOptimizer",
     "StagedRows",
     "StagingDataLoader",
@@ -99,11 +111,13 @@ __all__ = [
     "TableOptions",
     "Tls",
     "UpdateRule",
+    "XorNGrams",
     "__version__",
     "active_config",
     "averaged",
     "bucket_ids",
     "checkpoint",
+    "compress_tokens",
     "cross_ids",
     "current_ps_backend",
     "default_table",
@@ -142,6 +156,7 @@ __all__ = [
 # Where a public name comes from, once it is first asked for.
 _HOMES = {
     "Bundle": "serving",
+    "DeepSeekNGrams": "ngrams.deepseek",
     "DistEmbedding": "nn.dist_embedding",
     "DistEmbeddingBag": "nn.embedding_bag",
     "DistTensor": "client.dist_tensor",
@@ -159,14 +174,18 @@ _HOMES = {
     "KVWorker": "client.kv_worker",
     "KeyedJaggedTensor": "sparse",
     "KeyedTensor": "sparse",
+    "LongCatNGrams": "ngrams.longcat",
     "NGramMemory": "nn.ngram_memory",
+    "NGramScheme": "ngrams.scheme",
     "PrefetchingDataLoader": "nn.prefetch",
     "Publisher": "serving",
     "PublisherAddress": "serving",
+    "QwenNGrams": "ngrams.qwen",
     "RecStoreClient": "client.client",
     "RecStoreEmbeddingBagCollection": "nn.embedding_bag_collection",
     "RecStoreEmbeddingCollection": "nn.embedding_collection",
     "ReplacedEmbeddings": "transfer.replacing",
+    "SaltedNGrams": "ngrams.salted",
     "SparseOptimizer": "nn.optimizer",
     "StagedRows": "nn.staging",
     "StagingDataLoader": "nn.staging",
@@ -175,9 +194,11 @@ _HOMES = {
     "TableOptions": "config.table_options",
     "Tls": "servers.server_config",
     "UpdateRule": "table.update_rule",
+    "XorNGrams": "ngrams.xor",
     "active_config": "config.config_file",
     "averaged": "nn.averaged",
     "bucket_ids": "ops.feature_hashing",
+    "compress_tokens": "ngrams.compression",
     "cross_ids": "ops.feature_hashing",
     "current_ps_backend": "servers.choosing",
     "default_table": "table.table",

@@ -149,6 +149,7 @@ WITHOUT_STORE = {
     *("EmbeddingBagConfig", "EmbeddingConfig", "JaggedTensor", "KVResponse", "KeyedJaggedTensor", "KeyedTensor", "Tls"),
     *("TableConfig", "TableOptions", "__version__", "active_config", "load_config_file", "merge_gradients"),
     *("bucket_ids", "cross_ids", "hash_strings", "ngram_ids", "prefix_ids"),
+    *("NGramScheme", "DeepSeekNGrams", "LongCatNGrams", "QwenNGrams", "SaltedNGrams", "XorNGrams", "compress_tokens"),
     *("set_merge", "set_ps_backend", "set_ps_config", "set_ps_servers", "client.set_ps_config"),
     "sharding.share_host_store",
     *("checkpoint.Compression", "checkpoint.LoadReport", "checkpoint.SaveKind", "checkpoint.SaveReport"),

@@ -85,7 +85,7 @@ def test_importing_works_in_any_directory_and_leaves_the_compiler_and_the_comman
 import sys
 import recstore_ops
 heavy = ["torch._dynamo", "torch._inductor", "matplotlib", "typer", "rich", "pyarrow", "safetensors"]
-rooms = ["nn", "client", "checkpoint", "serving", "transfer", "forgetting", "inspect", "training", "cli"]
+rooms = ["nn", "ngrams", "client", "checkpoint", "serving", "transfer", "forgetting", "inspect", "training", "cli"]
 heavy += [f"recstore_ops.{room}" for room in rooms]
 print(*(name for name in heavy if name in sys.modules), sep="\\n")
 print(*recstore_ops.table_names(), sep="\\n")

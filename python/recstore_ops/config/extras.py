@@ -6,10 +6,11 @@ import importlib
 from importlib.util import find_spec
 from typing import Any, Literal
 
-Extra = Literal["cli", "ray", "serve", "train"]
+Extra = Literal["cli", "ngrams", "ray", "serve", "train"]
 
 EXTRAS: dict[Extra, tuple[str, ...]] = {
     "cli": ("rich", "typer"),
+    "ngrams": ("tokenizers",),
     "ray": ("ray",),
     "serve": ("google.protobuf", "safetensors"),
     "train": ("matplotlib", "pyarrow", "rich", "safetensors", "tensorboardX", "tqdm", "typer"),
