@@ -13,12 +13,18 @@ from typing_extensions import Unpack
 
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULTS, TableOptions
+from recstore_ops.ngrams.ranges import MAX_INT64, in_range
+from recstore_ops.ngrams.recstore import RecStoreNGrams
+from recstore_ops.ngrams.scheme import NGramScheme
+from recstore_ops.ngrams.states import difference, meaning_of, state_of
 from recstore_ops.nn.copies import Copies
 from recstore_ops.nn.dist_embedding import DistEmbedding
 from recstore_ops.nn.staging import StagedRows
-from recstore_ops.ops.feature_hashing import ngram_ids
-from recstore_ops.ops.integers import as_int64
 from recstore_ops.sharding.rows import failing_together
+
+
+class _Default(int):
+    """A default, which is another object than the same number that a caller gives."""
 
 
 class NGramMemory(nn.Module):
@@ -37,18 +43,24 @@ class NGramMemory(nn.Module):
 
     Args:
         hidden_dim: elements of a hidden state.
-        rows: the most rows of each hash function.
+        rows: the most rows of each hash function; None with a `scheme`.
         dim: elements of a row.
         name: the table's name.
         n: the length of the longest n-grams, from 2 to 256.
         heads: hash functions of each length, from 1 to 1,024.
         hash_seed: an int64, of the hash functions; function k has `hash_seed + k`, in 64 bits.
+        scheme: the rows of n-grams by a published scheme, such as `DeepSeekNGrams`, in place of `rows`, `n`, `heads`
+            and `hash_seed`.
         **options: see `recstore_ops.TableOptions`.
 
-    `state_dict` has `n`, `heads`, `rows` and `hash_seed` beside the rows, and loading one with others is an error.
+    Attributes:
+        scheme: what gives the rows of tokens.
+
+    `state_dict` has the meaning of the rows beside them: `n`, `heads`, `rows` and `hash_seed`, or that of the scheme.
+    Loading one with another meaning is an error.
 
     Raises:
-        TypeError: a number that is no integer.
+        TypeError: a number that is no integer, or a scheme beside numbers that it has itself.
         ValueError: a number out of its range, or more rows than int64 has ids; further as `DistEmbedding`.
     """
 
@@ -58,58 +70,61 @@ class NGramMemory(nn.Module):
     def __init__(
         self,
         hidden_dim: int,
-        rows: int,
+        rows: int | None,
         dim: int,
         name: str,
         *,
-        n: int = 3,
-        heads: int = 2,
-        hash_seed: int = 0,
+        n: int = _Default(3),
+        heads: int = _Default(2),
+        hash_seed: int = _Default(0),
+        scheme: NGramScheme | None = None,
         **options: Unpack[TableOptions],
     ) -> None:
         super().__init__()
-        hidden_dim, dim = _from(1, 2**63 - 1, "hidden_dim", hidden_dim), _from(1, 2**63 - 1, "dim", dim)
-        self.n, self.heads = _from(2, 256, "n", n), _from(1, 1024, "heads", heads)
-        functions = (self.n - 1) * self.heads
-        # Functions have ranges of ids one after another in the table, and the last id has to fit into int64.
-        self.num_rows = _from(1, (2**63 - 1) // functions, "rows", rows)
-        self.hash_seed = as_int64("NGramMemory", "hash_seed", hash_seed)
-        self.table = DistEmbedding(functions * self.num_rows, dim, name, **options)
-        self.key = nn.Linear(functions * dim, hidden_dim, bias=False)
-        self.value = nn.Linear(functions * dim, hidden_dim, bias=False)
+        hidden_dim = in_range("NGramMemory", "hidden_dim", hidden_dim, 1, MAX_INT64)
+        dim = in_range("NGramMemory", "dim", dim, 1, MAX_INT64)
+        self.scheme = _scheme_of(scheme, rows, {"n": n, "heads": heads, "hash_seed": hash_seed})
+        self.table = DistEmbedding(self.scheme.num_rows, dim, name, **options)
+        self.key = nn.Linear(self.scheme.slots * dim, hidden_dim, bias=False)
+        self.value = nn.Linear(self.scheme.slots * dim, hidden_dim, bias=False)
         # A new memory adds nothing, so that it may be put into a model that is trained already.
         nn.init.zeros_(self.value.weight)
 
-    def ids(self, tokens: Tensor) -> Tensor:
-        """Returns the ids of the n-grams that end at each token, int64 `[..., T, (n - 1) * heads]`.
+    def ids(self, tokens: Tensor, history: Tensor | None = None) -> Tensor:
+        """Returns the ids of the n-grams that end at each token, int64 `[..., T, slots]`.
 
-        They depend on the tokens alone, so that `StagingDataLoader` reads rows while the batch before is trained on.
+        They depend on the tokens alone, so that `StagingDataLoader` reads rows while the batch before is trained on. A
+        token has `(n - 1) * heads` slots, or those of the scheme.
 
         Args:
-            tokens: int64 `[..., T]`, one text a row.
+            tokens: int64 `[..., T]`, one text or piece of a text a row.
+            history: the tokens before them, `[..., H]`; see `NGramScheme.ids`.
+
+        Raises:
+            TypeError: tokens or history of another type.
+            ValueError: tokens that the scheme does not know, or a history of another shape.
         """
-        hashes = [
-            ngram_ids(tokens, length, self.heads, self.num_rows, _wrapped(self.hash_seed + (length - 2) * self.heads))
-            for length in range(2, self.n + 1)
-        ]
-        functions = torch.arange(len(hashes) * self.heads, dtype=torch.int64, device=tokens.device)
-        return torch.cat(hashes, dim=-1) + functions * self.num_rows
+        return self.scheme.ids(tokens, history)
 
     def stage(self, features: Tensor, copies: Copies) -> StagedRows:
         """Begins to read the rows of tokens ahead, for `StagingDataLoader`."""
         return self.table.stage(self.ids(features), copies)
 
-    def forward(self, hidden: Tensor, tokens: Tensor | StagedRows) -> Tensor:
+    def forward(self, hidden: Tensor, tokens: Tensor | StagedRows, history: Tensor | None = None) -> Tensor:
         """Returns the hidden states with what the memory adds, `[..., T, hidden_dim]`.
 
         Args:
             hidden: `[..., T, hidden_dim]`.
             tokens: int64 `[..., T]`, one text a row; or the rows that a `StagingDataLoader` gave for them.
+            history: the tokens before them, `[..., H]`, if a text comes in pieces; see `NGramScheme.ids`.
 
         Raises:
-            ValueError: hidden states of other tokens, or of another `hidden_dim`.
+            TypeError: a history beside rows that were staged; further as `ids`.
+            ValueError: hidden states of other tokens, or of another `hidden_dim`; further as `ids`.
         """
-        rows = self.table(tokens if isinstance(tokens, StagedRows) else self._ids_on_all_ranks(tokens))
+        if isinstance(tokens, StagedRows) and history is not None:
+            raise TypeError("NGramMemory: staged rows take no history, they were read before")
+        rows = self.table(tokens if isinstance(tokens, StagedRows) else self._ids_on_all_ranks(tokens, history))
         remembered = rows.flatten(-2).to(hidden.dtype)
         self._check_shape(hidden, remembered)
         shape = hidden.shape[-1:]
@@ -117,10 +132,10 @@ class NGramMemory(nn.Module):
         gate = torch.sigmoid(agreement.sum(-1, keepdim=True) / shape[0] ** 0.5)
         return hidden + gate * self.value(remembered)
 
-    def _ids_on_all_ranks(self, tokens: Tensor) -> Tensor:
+    def _ids_on_all_ranks(self, tokens: Tensor, history: Tensor | None) -> Tensor:
         """The ids of `ids`; an error of one rank is one on all, which would wait for its lookup."""
         with failing_together(self.table.tables()) if self.table.table.is_sharded else nullcontext():
-            return self.ids(tokens)
+            return self.ids(tokens, history)
 
     def _check_shape(self, hidden: Tensor, remembered: Tensor) -> None:
         expected = (*remembered.shape[:-1], self.value.out_features)
@@ -129,8 +144,11 @@ class NGramMemory(nn.Module):
             raise ValueError(f"NGramMemory: tokens of shape {tokens} need hidden states of {list(expected)}, got {got}")
 
     def get_extra_state(self) -> Tensor:
-        """The meaning of the rows, for `state_dict`: `n`, `heads`, `rows` and `hash_seed`, int64 [4]."""
-        return torch.tensor(list(self._meaning().values()), dtype=torch.int64, device="cpu")
+        """The meaning of the rows, for `state_dict`, int64.
+
+        Without a scheme `n`, `heads`, `rows` and `hash_seed`; else the bytes of the scheme's meaning as JSON.
+        """
+        return state_of(self.scheme)
 
     def set_extra_state(self, state: Any) -> None:
         """Checks that the rows of a state mean the same here.
@@ -139,30 +157,26 @@ class NGramMemory(nn.Module):
             TypeError: the state is no such tensor.
             ValueError: the rows belong to other n-grams or hash functions.
         """
-        own = self._meaning()
-        if not isinstance(state, Tensor) or state.shape != (len(own),):
-            raise TypeError(f"NGramMemory: expected a state of {', '.join(own)}, got {state!r}")
-        given = dict(zip(own, state.tolist(), strict=True))
-        if given != own:
-            raise ValueError(
-                f"NGramMemory: the state is of a memory with {_words(given)}, but this one has {_words(own)}"
-            )
-
-    def _meaning(self) -> dict[str, int]:
-        return {"n": self.n, "heads": self.heads, "rows": self.num_rows, "hash_seed": self.hash_seed}
+        if words := difference(meaning_of(state), self.scheme.meaning()):
+            given, own = words
+            raise ValueError(f"NGramMemory: the state is of a memory with {given}, but this one has {own}")
 
 
-def _from(least: int, most: int, what: str, value: Any) -> int:
-    number = as_int64("NGramMemory", what, value)
-    if not least <= number <= most:
-        raise ValueError(f"NGramMemory: expected {what} from {least} to {most}, got {number}")
-    return number
+def _scheme_of(scheme: NGramScheme | None, rows: int | None, numbers: dict[str, int]) -> NGramScheme:
+    """Returns the scheme of a memory, which is given or follows from numbers.
 
-
-def _wrapped(number: int) -> int:
-    """A sum as an int64, of which 64 bits are kept."""
-    return (number + 2**63) % 2**64 - 2**63
-
-
-def _words(meaning: dict[str, int]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in meaning.items())
+    Raises:
+        TypeError: no scheme, or one beside numbers.
+        ValueError: a number out of its range.
+    """
+    if scheme is None:
+        return RecStoreNGrams(rows=rows, **numbers)  # type: ignore[arg-type]
+    if not isinstance(scheme, NGramScheme):
+        raise TypeError(f"NGramMemory: scheme must be an NGramScheme, got {type(scheme).__name__}")
+    given = {name: number for name, number in numbers.items() if not isinstance(number, _Default)}
+    if rows is not None:
+        given["rows"] = rows
+    if given:
+        words = ", ".join(f"{name} {number}" for name, number in given.items())
+        raise TypeError(f"NGramMemory: a scheme takes the place of rows, n, heads and hash_seed, got {words} beside it")
+    return scheme
