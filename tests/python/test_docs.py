@@ -22,7 +22,7 @@ pytestmark = pytest.mark.tier("quick")
 ROOT = Path(__file__).parents[2]
 GUIDES = (
     "README.md",
-    *(f"docs/{page}.md" for page in ("checkpoints", "ids", "index", "modules", "planted")),
+    *(f"docs/{page}.md" for page in ("checkpoints", "ids", "index", "modules", "ngrams", "planted")),
     *(f"docs/{page}.md" for page in ("servers", "serving", "state_dict", "tables")),
 )
 RUN_ELSEWHERE = {f"docs/tutorials/{page.name}" for page in (ROOT / "docs/tutorials").iterdir()}
