@@ -71,6 +71,7 @@ def test_ids_of_a_memory_without_a_scheme_go_on_from_a_history(table_name: Table
         module.ids(tokens, tokens[0])
 
 
+@pytest.mark.tier("test")
 def test_a_memory_with_a_scheme_is_compiled_and_copied(table_name: TableName) -> None:
     module = memory(table_name(), deepseek_with(token_map=TOKEN_MAP))
     given = torch.randn(2, 6, HIDDEN), torch.randint(-1, 16, (2, 6))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from small_schemes import SMALL_DEEPSEEK, SMALL_LONGCAT, SMALL_QWEN, SMALL_SALTED, TOKEN_MAP
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recstore_ops import DeepSeekNGrams, LongCatNGrams, NGramScheme, QwenNGrams, SaltedNGrams, XorNGrams
 from recstore_ops.ngrams.generators import odd_multiplier_range, pcg64_integers, splitmix64
@@ -378,6 +379,8 @@ def test_types_and_sizes_of_tokens(case: str) -> None:
     assert scheme.ids(given[:, :0]).shape == (6, 0, scheme.slots)
     assert scheme.ids(given[:0]).shape == (0, 9, scheme.slots)
     assert scheme.ids(given.to("meta")).shape == (6, 9, scheme.slots)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert scheme.ids(torch.zeros(6, 9, dtype=torch.int64)).shape == (6, 9, scheme.slots)
     assert torch.equal(scheme.ids(given.T.contiguous().T), scheme.ids(given)), "tokens that do not lie in order"
 
 
@@ -454,10 +457,10 @@ class Ids(torch.nn.Module):
         return self.scheme.ids(tokens, history)
 
 
+@pytest.mark.usefixtures("fresh_compiler")  # It keeps few forms of the code that all schemes share.
 @pytest.mark.parametrize("case", ["deepseek, mapped", "nanogpt 360"])
 def test_ids_are_compiled_whole(case: str) -> None:
     scheme, tokens, _ = CASES[case]()
-    torch.compiler.reset()  # All schemes share the code of `Ids`, of which few forms are kept.
     compiled = torch.compile(Ids(scheme), fullgraph=True, dynamic=True, backend="aot_eager")
     for length in (6, 9):
         given = texts(tokens, 3, length)
@@ -468,10 +471,10 @@ def test_ids_are_compiled_whole(case: str) -> None:
 
 
 @pytest.mark.tier("test")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("case", ["deepseek", "qwen", "longcat", "salted, small", "xor, mapped"])
 def test_ids_of_every_scheme_are_compiled_whole(case: str) -> None:
     scheme, tokens, _ = CASES[case]()
-    torch.compiler.reset()  # All schemes share the code of `Ids`, of which few forms are kept.
     compiled, given = torch.compile(Ids(scheme), fullgraph=True, backend="aot_eager"), texts(tokens, 3, 6)
     assert torch.equal(compiled(given), scheme.ids(given))
 

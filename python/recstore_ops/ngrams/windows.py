@@ -6,6 +6,7 @@ from abc import abstractmethod
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from recstore_ops.ngrams.histories import checked_history, last_of
 from recstore_ops.ngrams.scheme import NGramScheme
@@ -90,13 +91,18 @@ def check_range(owner: str, what: str, tokens: Tensor, least: int, end: int, sta
     if start is not None:
         is_outside = is_outside & (tokens != start)
     known = f"from {least} to {end - 1}"
-    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
-    if is_traced:
+    if _has_no_values(is_outside):
         torch.ops.aten._assert_async.msg(~is_outside.any(), f"{owner}: {what} must be {known}")
     elif is_outside.any():
         position = is_outside.nonzero()[0].tolist()
         token = tokens[tuple(position)].item()
         raise ValueError(f"{owner}: expected {what} {known}, got {token} at position {position}")
+
+
+def _has_no_values(tensor: Tensor) -> bool:
+    """Whether a program is traced, or a tensor stands for a shape alone."""
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    return is_traced or isinstance(tensor, FakeTensor)
 
 
 def cut_at(back: list[Tensor], stop: int, fill: int, first: int) -> list[Tensor]:
