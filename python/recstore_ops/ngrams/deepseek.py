@@ -22,7 +22,7 @@ from recstore_ops.ngrams.ranges import (
 )
 from recstore_ops.ngrams.scheme import Meaning
 from recstore_ops.ngrams.token_map import checked_map, checksum_of, mapped
-from recstore_ops.ngrams.windows import WindowScheme, cut_at, rows_by_xor
+from recstore_ops.ngrams.windows import HeadedScheme, cut_at, rows_by_xor
 
 _OWNER = "DeepSeekNGrams"
 DEAD_TOKEN = -1
@@ -33,7 +33,7 @@ _V4_1_VOCABULARY, _V4_1_COMPRESSED = 129_280, 99_092
 _DEMO_LAYERS = (1, 15)
 
 
-class DeepSeekNGrams(WindowScheme):
+class DeepSeekNGrams(HeadedScheme):
     """The n-grams of Engram: compressed tokens, hashed by an xor of products, modulo primes.
 
     For each length from 2 to `n` there are `heads` rows: all heads of length 2, then those of 3, and so on. With c0,
@@ -181,21 +181,6 @@ class DeepSeekNGrams(WindowScheme):
             token_map=token_map,
             pad_token=None if token_map is None else _PAD_TOKEN,
         )
-
-    @property
-    def num_rows(self) -> int:
-        """The sum of the primes."""
-        return sum(self.moduli)
-
-    @property
-    def slots(self) -> int:
-        """The rows of a token, `(n - 1) * heads`."""
-        return len(self.moduli)
-
-    @property
-    def history(self) -> int:
-        """The tokens of a history, `n - 1`."""
-        return self.n - 1
 
     @property
     def start(self) -> int:

@@ -15,13 +15,13 @@ from recstore_ops.ngrams.ranges import (
     starts_of,
 )
 from recstore_ops.ngrams.scheme import Meaning
-from recstore_ops.ngrams.windows import WindowScheme, cut_at
+from recstore_ops.ngrams.windows import HeadedScheme, cut_at
 
 _OWNER = "LongCatNGrams"
 _NO_TOKEN = 0
 
 
-class LongCatNGrams(WindowScheme):
+class LongCatNGrams(HeadedScheme):
     """The n-grams of LongCat-Flash-Lite: tokens as the digits of a number, modulo numbers that follow each other.
 
     For each length from 2 to `n` there are `heads` rows, each of a table of its own. The tables lie here one after the
@@ -101,21 +101,6 @@ class LongCatNGrams(WindowScheme):
             expected_rows=expected_rows,
             expected_moduli=expected_moduli,
         )
-
-    @property
-    def num_rows(self) -> int:
-        """The sum of the moduli."""
-        return sum(self.moduli)
-
-    @property
-    def slots(self) -> int:
-        """The rows of a token, `(n - 1) * heads`."""
-        return len(self.moduli)
-
-    @property
-    def history(self) -> int:
-        """The tokens of a history, `n - 1`."""
-        return self.n - 1
 
     @property
     def start(self) -> int:

@@ -19,14 +19,14 @@ from recstore_ops.ngrams.ranges import (
     starts_of,
 )
 from recstore_ops.ngrams.scheme import Meaning
-from recstore_ops.ngrams.windows import WindowScheme, cut_at, rows_by_xor
+from recstore_ops.ngrams.windows import HeadedScheme, cut_at, rows_by_xor
 
 _OWNER = "QwenNGrams"
 _LAYER_STEP = 10_007
 _MAX_LAYERS = 256
 
 
-class QwenNGrams(WindowScheme):
+class QwenNGrams(HeadedScheme):
     """The n-grams of Qwen3.8-Flash-Next: tokens, hashed by an xor of products, modulo primes.
 
     For each length from 2 to `n` there are `heads` rows: all heads of length 2, then those of 3, and so on. With c0,
@@ -127,17 +127,7 @@ class QwenNGrams(WindowScheme):
     @property
     def num_rows(self) -> int:
         """The sum of the primes, up to the next multiple of `padding`."""
-        return -(-sum(self.moduli) // self.padding) * self.padding
-
-    @property
-    def slots(self) -> int:
-        """The rows of a token, `(n - 1) * heads`."""
-        return len(self.moduli)
-
-    @property
-    def history(self) -> int:
-        """The tokens of a history, `n - 1`."""
-        return self.n - 1
+        return -(-super().num_rows // self.padding) * self.padding
 
     @property
     def start(self) -> int:

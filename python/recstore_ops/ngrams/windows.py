@@ -55,6 +55,35 @@ class WindowScheme(NGramScheme):
         """
 
 
+class HeadedScheme(WindowScheme):
+    """A scheme with as many hash functions for each length from 2 to `n`, each with a range of rows of its own.
+
+    Attributes:
+        n: the length of the longest n-grams.
+        heads: hash functions of each length.
+        moduli: the rows of each function, those of length 2 first.
+    """
+
+    n: int
+    heads: int
+    moduli: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """The sum of the moduli."""
+        return sum(self.moduli)
+
+    @property
+    def slots(self) -> int:
+        """The rows of a token, `(n - 1) * heads`."""
+        return len(self.moduli)
+
+    @property
+    def history(self) -> int:
+        """The tokens of a history, `n - 1`."""
+        return self.n - 1
+
+
 def check_tokens(owner: str, what: str, tokens: Tensor) -> None:
     """Checks the type of tokens.
 
